@@ -1,0 +1,6 @@
+"""placeholder: being written"""
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    pass

@@ -1,0 +1,38 @@
+"""What a plan is predicted to cost, term by term, each with a spread."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A predicted quantity: its median and its 90th percentile, in the unit its field names."""
+
+    p50: float
+    p90: float
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Predicted terms of one plan, in seconds; `harm` is a loss in expected lost requests.
+
+    queue: before prefill starts, bootstrap included. transfer: only what prefill does not hide.
+    admission: waiting for KV room and the decode queue. ttft = queue + prefill + transfer + repack +
+    admission + half a decode step. itl: mean gap between tokens. harm_s: delay put on others, in
+    request-seconds (stalled decodes, a grown batch, the prefill queue behind). score: expected SLO
+    loss plus harm, the quantity minimised; cautious_score: the same at pessimistic terms.
+    """
+
+    queue_s: Estimate
+    prefill_s: Estimate
+    transfer_s: Estimate
+    repack_s: Estimate
+    admission_s: Estimate
+    ttft_s: Estimate
+    itl_s: Estimate
+    harm_s: Estimate
+    score: float
+    cautious_score: float
+    moved_bytes: int = 0
+    descriptors: int = 0
+    relation: str = ""
+    path_class: str = ""

@@ -1,0 +1,7 @@
+"""placeholder: being written"""
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    layers: int
