@@ -1,0 +1,156 @@
+"""`kvferry.decision.v1`: one JSON object per request, what was decided, why, and what then happened.
+
+Fields are only ever added to a version, never renamed or removed, and every field added later has a
+default: a reader ignores what it does not know and fills in what is missing. Never any prompt text.
+"""
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA: Literal["kvferry.decision.v1"] = "kvferry.decision.v1"
+NEVER_S = 1e9  # stands for an infinite or undefined prediction: JSON has no infinity
+
+Status = Literal["ok", "failed", "cancelled", "rejected"]
+
+
+class Term(msgspec.Struct, frozen=True):
+    """One predicted quantity: median and 90th percentile, in the unit its field names."""
+
+    p50: float = 0.0
+    p90: float = 0.0
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """Predicted costs in seconds; the meaning of each is that of `kvferry.policy.costs.Costs`."""
+
+    queue_s: Term = Term()
+    prefill_s: Term = Term()
+    transfer_s: Term = Term()
+    repack_s: Term = Term()
+    admission_s: Term = Term()
+    ttft_s: Term = Term()
+    itl_s: Term = Term()
+    harm_s: Term = Term()
+
+
+class Slo(msgspec.Struct, frozen=True):
+    """Seconds."""
+
+    ttft_s: float = 0.0
+    itl_s: float = 0.0
+
+
+class RequestFacts(msgspec.Struct, frozen=True):
+    """`cached_tokens`: prompt tokens believed to be held by the chosen prefill worker when deciding."""
+
+    model: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    max_new_tokens: int = 0
+    expected_output_tokens: float = 0.0
+    expected_output_tokens_p90: float = 0.0
+    sequences: int = 1
+    priority: int = 0
+    slo: Slo = Slo()
+    endpoint: str = ""
+    stream: bool = False
+    seed: int = 0
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """The plan. Colocated: `prefill` and `decode` are the same worker, `transport` is null.
+
+    `moved_bytes` and `descriptors` are predictions; `score` is what the policy minimised.
+    """
+
+    plan: str
+    mode: Literal["split", "colocated"]
+    prefill: str
+    decode: str
+    transport: str | None = None
+    relation: str = ""
+    path_class: str = ""
+    moved_bytes: int = 0
+    descriptors: int = 0
+    score: float = 0.0
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    """A plan that was not taken, with the same terms."""
+
+    plan: str
+    terms: Terms = Terms()
+    score: float = 0.0
+    relation: str = ""
+    moved_bytes: int = 0
+    descriptors: int = 0
+
+
+class Propensity(msgspec.Struct, frozen=True):
+    """Probability with which this mode, and this very plan, was taken."""
+
+    mode: float = 1.0
+    plan: float = 1.0
+
+
+class Stages(msgspec.Struct, frozen=True):
+    """Measured stages in seconds; null where the workers did not report one."""
+
+    bootstrap_s: float | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    transfer_s: float | None = None
+    repack_s: float | None = None
+    alloc_s: float | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What happened. `prompt_tokens` and `cached_tokens` are the worker's own count.
+
+    `rescued_from`: keys of the plans that were given up before the first byte, in order.
+    `served_by`: key of the plan that answered, "" when it is the chosen one. `error`: one line.
+    """
+
+    status: Status = "ok"
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    e2e_s: float | None = None
+    output_tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    stages: Stages = Stages()
+    moved_bytes: int | None = None
+    descriptors: int | None = None
+    rescued_from: tuple[str, ...] = ()
+    served_by: str = ""
+    error: str | None = None
+
+
+class DecisionRecord(msgspec.Struct, frozen=True):
+    """One request. `time`: Unix seconds. `outcome` is null until the request has ended.
+
+    `mode`: whether the decision acted (`live`, `canary`) or was only logged (`shadow`).
+    `safe_rule`: the named rule that decided in place of an uncertain prediction, else "".
+    `deadline_s`: how long after dispatch the first byte might take before the router rescued.
+    """
+
+    id: str
+    time: float
+    chosen: Chosen
+    reason: str
+    schema: Literal["kvferry.decision.v1"] = SCHEMA
+    router: str = ""
+    policy: str = ""
+    model_version: str = ""
+    mode: Literal["live", "canary", "shadow"] = "live"
+    request: RequestFacts = RequestFacts()
+    reasons_against: dict[str, str] = msgspec.field(default_factory=dict)
+    terms: Terms = Terms()
+    alternatives: tuple[Alternative, ...] = ()
+    propensity: Propensity = Propensity()
+    safe_rule: str = ""
+    deadline_s: float = 0.0
+    view_age_s: float = 0.0
+    decide_us: float = 0.0
+    outcome: Outcome | None = None
