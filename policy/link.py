@@ -12,7 +12,12 @@ class Evidence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PathClass:
-    """Defaults for a kind of path. `beta_low`/`beta_high` bound the bandwidth seen in the field."""
+    """Defaults for a kind of path. `beta_low`/`beta_high` bound the bandwidth seen in the field.
+
+    `kind`: nvlink, rdma_gpudirect, rdma_host, pcie, tcp or shared_memory. `scope` says what one unit of
+    the class is: "gpu" (one per GPU pair), "nic" (one per NIC) or "node"; ranks that move over units of
+    their own move in parallel.
+    """
 
     name: str
     alpha_s: float
@@ -24,6 +29,8 @@ class PathClass:
     first_contact_s: float = 0.0
     source: str = ""
     confidence: str = ""
+    kind: str = ""
+    scope: str = "node"
 
 
 @dataclass(frozen=True, slots=True)

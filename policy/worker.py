@@ -20,6 +20,7 @@ class Load:
 
     `foreign_*` is the part of the counters that was not this router's own in-flight work (nor that of
     routers it shares leases with) when they were read; the policy adds own work as it is now.
+    `prefill_share` is the part of recent time the worker spent in prefill steps.
     """
 
     time_s: float = 0.0
@@ -35,6 +36,7 @@ class Load:
     foreign_prefill_tokens: float = 0.0
     foreign_decodes: float = 0.0
     foreign_context_tokens: float = 0.0
+    prefill_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,200 @@
+"""Every plan that a set of workers allows, as a table of arrays: built when the workers or the paths
+change, used by every decision until then."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvferry.policy.decision import Reason
+from kvferry.policy.kvshape import element_bytes
+from kvferry.policy.layout import Relation, RelationKind, relate
+from kvferry.policy.link import Link
+from kvferry.policy.plan import Colocated, Plan, Split
+from kvferry.policy.worker import Role, Worker
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Bools = NDArray[np.bool_]
+LinkOf = Callable[[Worker, Worker, str], Link]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """W workers (sorted by id) and the P plans they allow, colocated first, then by key.
+
+    `pre`, `dec`: [P] index of the worker that prefills and that decodes (equal when colocated).
+    Link columns are [P] and zero for colocated plans. `wire_bytes`: moved bytes per token of growing and
+    of window layers; `merged_descriptors`: descriptors of one contiguous run (0 where pages never
+    merge). `link_index` numbers the distinct links, so that moves in flight can be counted on each.
+    `impossible` gives reason code and text for every plan or pair that cannot run.
+    """
+
+    workers: tuple[Worker, ...]
+    index: Mapping[str, int]
+    plans: tuple[Plan, ...]
+    keys: tuple[str, ...]
+    links: tuple[Link, ...]
+    relations: tuple[Relation | None, ...]
+    impossible: Mapping[str, tuple[Reason, str]]
+    pre: Ints
+    dec: Ints
+    split: Bools
+    link_index: Ints
+    alpha_s: Floats
+    s_per_byte: Floats
+    s_per_byte_slow: Floats
+    gamma_s: Floats
+    meeting_s: Floats
+    meeting_s_per_byte: Floats
+    wire_bytes: Floats
+    window_wire_bytes: Floats
+    fixed_bytes: Floats
+    page_tokens: Floats
+    descriptors_per_token: Floats
+    merged_descriptors: Floats
+    repack_s_per_byte: Floats
+
+    @classmethod
+    def build(
+        cls,
+        workers: Sequence[Worker],
+        link_of: LinkOf,
+        down: Mapping[str, str] | None = None,
+        met: frozenset[str] = frozenset(),
+    ) -> "Candidates":
+        """`down`: plan keys a breaker holds open, with its reason. `met`: plan keys that already moved."""
+        fleet = tuple(sorted(workers, key=lambda worker: worker.id))
+        index = {worker.id: i for i, worker in enumerate(fleet)}
+        impossible: dict[str, tuple[Reason, str]] = {}
+        colocated: list[tuple[Plan, Relation | None, Link | None]] = []
+        split: list[tuple[Plan, Relation | None, Link | None]] = []
+        for worker in fleet:
+            if worker.can_colocate:
+                if worker.healthy:
+                    colocated.append((Colocated(worker.id), None, None))
+                else:
+                    impossible[Colocated(worker.id).key] = (Reason.WORKER_DOWN, f"{worker.id} is down")
+        for src in (worker for worker in fleet if worker.role is Role.PREFILL):
+            for dst in (worker for worker in fleet if worker.role is Role.DECODE):
+                for transport in sorted(set(src.transports) & set(dst.transports)):
+                    plan = Split(src.id, dst.id, transport)
+                    refused = _refusal(plan, src, dst, down or {})
+                    if refused:
+                        impossible[plan.key] = refused
+                        continue
+                    split.append(
+                        (plan, relate(src.layout, dst.layout, src.shape), link_of(src, dst, transport))
+                    )
+                if not set(src.transports) & set(dst.transports):
+                    impossible[f"split:{src.id}>{dst.id}"] = (
+                        Reason.INCOMPATIBLE_LAYOUT,
+                        f"no common transport: {list(src.transports)} and {list(dst.transports)}",
+                    )
+        rows = colocated + sorted(split, key=lambda row: row[0].key)
+        return cls._compile(fleet, index, rows, impossible, met)
+
+    @classmethod
+    def _compile(
+        cls,
+        fleet: tuple[Worker, ...],
+        index: dict[str, int],
+        rows: list[tuple[Plan, Relation | None, Link | None]],
+        impossible: dict[str, tuple[Reason, str]],
+        met: frozenset[str],
+    ) -> "Candidates":
+        links: dict[tuple[str, str, str], int] = {}
+        distinct: list[Link] = []
+        columns = {name: np.zeros(len(rows)) for name in _COLUMNS}
+        link_index = np.zeros(len(rows), dtype=np.intp)
+        pre = np.zeros(len(rows), dtype=np.intp)
+        dec = np.zeros(len(rows), dtype=np.intp)
+        columns["page_tokens"][:] = 1.0
+        for row, (plan, relation, link) in enumerate(rows):
+            if isinstance(plan, Colocated):
+                pre[row] = dec[row] = index[plan.worker]
+                continue
+            assert link is not None
+            assert relation is not None
+            pre[row], dec[row] = index[plan.prefill], index[plan.decode]
+            key = (link.src_host, link.dst_host, link.transport)
+            if key not in links:
+                links[key] = len(distinct)
+                distinct.append(link)
+            link_index[row] = links[key]
+            for name, value in _split_row(fleet[pre[row]], fleet[dec[row]], relation, link).items():
+                columns[name][row] = value
+            if plan.key in met:
+                columns["meeting_s"][row] = columns["meeting_s_per_byte"][row] = 0.0
+        return cls(
+            workers=fleet,
+            index=index,
+            plans=tuple(row[0] for row in rows),
+            keys=tuple(row[0].key for row in rows),
+            links=tuple(distinct),
+            relations=tuple(row[1] for row in rows),
+            impossible=impossible,
+            pre=pre,
+            dec=dec,
+            split=np.array([isinstance(row[0], Split) for row in rows], dtype=np.bool_),
+            link_index=link_index,
+            **columns,
+        )
+
+
+_COLUMNS = (
+    "alpha_s",
+    "s_per_byte",
+    "s_per_byte_slow",
+    "gamma_s",
+    "meeting_s",
+    "meeting_s_per_byte",
+    "wire_bytes",
+    "window_wire_bytes",
+    "fixed_bytes",
+    "page_tokens",
+    "descriptors_per_token",
+    "merged_descriptors",
+    "repack_s_per_byte",
+)
+# Gather and scatter of a staged move, in bytes per second of one GPU's memory: an order of magnitude
+# under HBM's rate, for there is no measured figure; learned per pair once moves are observed.
+STAGING_BYTES_PER_S = 100e9
+
+
+def _refusal(plan: Split, src: Worker, dst: Worker, down: Mapping[str, str]) -> tuple[Reason, str] | None:
+    for worker in (src, dst):
+        if not worker.healthy:
+            return Reason.WORKER_DOWN, f"{worker.id} is down"
+    if src.bootstrap_port is None:
+        return Reason.INCOMPATIBLE_LAYOUT, f"{src.id} tells no bootstrap port"
+    relation = relate(src.layout, dst.layout, src.shape)
+    if not relation.possible:
+        return Reason.INCOMPATIBLE_LAYOUT, relation.reason
+    if plan.key in down:
+        return Reason.PATH_DOWN, down[plan.key]
+    return None
+
+
+def _split_row(src: Worker, dst: Worker, relation: Relation, link: Link) -> dict[str, float]:
+    tp = max(src.layout.tp, dst.layout.tp)
+    shape = src.shape
+    element = element_bytes(src.layout.dtype)
+    per_run = relation.descriptors_per_token * src.layout.page_size
+    merges = link.merges_runs and relation.kind is RelationKind.DIRECT
+    return {
+        "alpha_s": link.alpha_s,
+        "s_per_byte": 1.0 / link.beta_bytes_per_s,
+        "s_per_byte_slow": 1.0 / min(link.beta_low_bytes_per_s, link.beta_bytes_per_s),
+        "gamma_s": link.gamma_s_per_descriptor,
+        "meeting_s": link.first_contact_s,
+        "meeting_s_per_byte": link.registration_s_per_byte,
+        "wire_bytes": shape.elements_per_token(tp) * element,
+        "window_wire_bytes": shape.window_elements_per_token(tp) * element,
+        "fixed_bytes": float(shape.fixed_bytes),
+        "page_tokens": float(src.layout.page_size),
+        "descriptors_per_token": 0.0 if merges else relation.descriptors_per_token,
+        "merged_descriptors": per_run if merges else 0.0,
+        "repack_s_per_byte": 2.0 / STAGING_BYTES_PER_S if relation.kind is RelationKind.STAGED else 0.0,
+    }

@@ -1,0 +1,91 @@
+"""The cluster as the router sees it at one moment: the only thing, beside the request, that decides."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvferry.policy.candidates import Candidates, Floats, LinkOf
+from kvferry.policy.worker import Worker
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """What changes between decisions, as [W] arrays in the candidates' worker order.
+
+    Speeds are `Speed`'s coefficients. `foreign_*` is work that others put there, from the workers' own
+    counters; `own_*` is work that kvferry routers dispatched and have not seen finished, exact at
+    dispatch, so that stale counters cannot make routers herd (facts: 1 s of staleness without it costs
+    46% of goodput). `prefill_share`: part of recent time a worker spent prefilling. `arrivals_per_s`:
+    requests recently dispatched to it. `moves` is [L]: moves in flight on each link.
+    """
+
+    prefill_base_s: Floats
+    prefill_s_per_token: Floats
+    prefill_s_per_token2: Floats
+    decode_base_s: Floats
+    decode_s_per_sequence: Floats
+    decode_s_per_context_token: Floats
+    chunk_tokens: Floats
+    spread: Floats
+    max_total_tokens: Floats
+    max_running_requests: Floats
+    context_length: Floats
+    foreign_prefill_tokens: Floats
+    foreign_decodes: Floats
+    foreign_context_tokens: Floats
+    prefill_share: Floats
+    load_time_s: Floats
+    own_prefill_tokens: Floats
+    own_decodes: Floats
+    own_context_tokens: Floats
+    arrivals_per_s: Floats
+    moves: Floats
+
+    @classmethod
+    def of(cls, candidates: Candidates) -> "State":
+        """The workers' last reports, with nothing of our own in flight."""
+        fleet = candidates.workers
+        count = len(fleet)
+
+        def column(get: Callable[[Worker], float]) -> Floats:
+            return np.fromiter((get(worker) for worker in fleet), dtype=np.float64, count=count)
+
+        return cls(
+            prefill_base_s=column(lambda w: w.speed.prefill_base_s),
+            prefill_s_per_token=column(lambda w: w.speed.prefill_s_per_token),
+            prefill_s_per_token2=column(lambda w: w.speed.prefill_s_per_token2),
+            decode_base_s=column(lambda w: w.speed.decode_base_s),
+            decode_s_per_sequence=column(lambda w: w.speed.decode_s_per_sequence),
+            decode_s_per_context_token=column(lambda w: w.speed.decode_s_per_context_token),
+            chunk_tokens=column(lambda w: w.speed.chunk_tokens),
+            spread=column(lambda w: w.speed.spread),
+            max_total_tokens=column(lambda w: w.max_total_tokens),
+            max_running_requests=column(lambda w: w.max_running_requests),
+            context_length=column(lambda w: w.context_length),
+            foreign_prefill_tokens=column(lambda w: w.load.foreign_prefill_tokens),
+            foreign_decodes=column(lambda w: w.load.foreign_decodes),
+            foreign_context_tokens=column(lambda w: w.load.foreign_context_tokens),
+            prefill_share=column(lambda w: w.load.prefill_share),
+            load_time_s=column(lambda w: w.load.time_s),
+            own_prefill_tokens=np.zeros(count),
+            own_decodes=np.zeros(count),
+            own_context_tokens=np.zeros(count),
+            arrivals_per_s=np.zeros(count),
+            moves=np.zeros(max(1, len(candidates.links))),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cluster:
+    """`excluded`: worker ids and plan keys that this request must not use (already tried)."""
+
+    candidates: Candidates
+    state: State
+    time_s: float = 0.0
+    excluded: frozenset[str] = field(default_factory=frozenset)
+
+    @classmethod
+    def of(cls, workers: Sequence[Worker], link_of: LinkOf, time_s: float = 0.0) -> "Cluster":
+        candidates = Candidates.build(workers, link_of)
+        return cls(candidates, State.of(candidates), time_s)
