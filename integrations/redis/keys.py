@@ -1,0 +1,47 @@
+"""Names of the keys. One hash tag, so that on a Cluster scripts and pipelines stay on one node."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Routers that share a namespace share workers, leases and streams."""
+
+    namespace: str = "kvferry"
+
+    @property
+    def workers(self) -> str:
+        """Set of the ids of published workers, the expired ones included until they are read."""
+        return self._key("workers")
+
+    @property
+    def leases(self) -> str:
+        """Hash: router and lease id -> entries of the lease."""
+        return self._key("leases")
+
+    @property
+    def lease_expiry(self) -> str:
+        """Sorted set: router and lease id -> expiry, ms of the server's clock."""
+        return self._key("leases:expiry")
+
+    @property
+    def lease_totals(self) -> str:
+        """Hash: router, worker and kind -> sum over live leases."""
+        return self._key("leases:totals")
+
+    @property
+    def decisions(self) -> str:
+        return self._key("decisions")
+
+    @property
+    def outcomes(self) -> str:
+        return self._key("outcomes")
+
+    def worker(self, worker_id: str) -> str:
+        return self._key(f"worker:{worker_id}")
+
+    def load(self, worker_id: str) -> str:
+        return self._key(f"load:{worker_id}")
+
+    def _key(self, name: str) -> str:
+        return f"{{{self.namespace}}}:{name}"
