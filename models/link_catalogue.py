@@ -1,0 +1,119 @@
+"""Path classes and the rules that pick one for a link nobody has measured yet."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvferry.models.toml_file import ConfigError, entries, known_keys, number, packaged, read_toml, text
+from kvferry.policy.link import PathClass
+
+KINDS = ("nvlink", "rdma_gpudirect", "rdma_host", "pcie", "tcp", "shared_memory")
+SCOPES = ("gpu", "nic", "node")
+_PATH_TEXTS = ("name", "kind", "scope", "confidence", "source", "chosen")
+_PATH_NUMBERS = ("line_rate_gb_s", "beta_gb_s", "beta_low_gb_s", "beta_high_gb_s", "alpha_us", "gamma_us")
+_PATH_KEYS = frozenset((*_PATH_TEXTS, *_PATH_NUMBERS, "registration_ms_per_gb", "first_contact_ms"))
+_RULE_KEYS = frozenset(("same_host", "rdma", "gpu", "transport", "path"))
+
+
+@dataclass(frozen=True, slots=True)
+class PathRule:
+    """A condition on a link and the path class it starts from; None and () fit anything."""
+
+    path: str
+    transport: str | None = None
+    same_host: bool | None = None
+    rdma: bool | None = None
+    gpu: tuple[str, ...] = ()
+
+    def fits(self, transport: str, same_host: bool, gpu: str, rdma: bool) -> bool:
+        return (
+            self.transport in (None, transport)
+            and self.same_host in (None, same_host)
+            and self.rdma in (None, rdma)
+            and (not self.gpu or any(part.lower() in (gpu or "none").lower() for part in self.gpu))
+        )
+
+
+def load_links(extra: Path | None = None) -> dict[str, PathClass]:
+    """Path classes by name: the packaged catalogue, then `extra`'s, which override key by key.
+
+    ConfigError names the file, the class and the key that is missing, misspelt or no number.
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    for file in (packaged("links.toml"), *([extra] if extra else [])):
+        for entry in entries(read_toml(file), "path", file):
+            name = text(entry, "name", f"{file}: a [[path]] table")
+            known_keys(entry, _PATH_KEYS, f"{file}: path {name!r}")
+            merged[name] = {**merged.get(name, {}), **entry}
+    where = str(extra) if extra else "links.toml"
+    return {name: _path_class(entry, f"{where}: path {name!r}") for name, entry in merged.items()}
+
+
+def load_rules(extra: Path | None = None) -> tuple[PathRule, ...]:
+    """Rules in order of precedence: `extra`'s before the packaged ones."""
+    rules: list[PathRule] = []
+    for file in (*([extra] if extra else []), packaged("links.toml")):
+        for entry in entries(read_toml(file), "rule", file):
+            known_keys(entry, _RULE_KEYS, f"{file}: a [[rule]] table")
+            gpu = entry.get("gpu", [])
+            if not isinstance(gpu, list):
+                raise ConfigError(f"{file}: a [[rule]] table: gpu = {gpu!r} is not a list of names")
+            rules.append(
+                PathRule(
+                    path=text(entry, "path", f"{file}: a [[rule]] table"),
+                    transport=entry.get("transport"),
+                    same_host=entry.get("same_host"),
+                    rdma=entry.get("rdma"),
+                    gpu=tuple(str(part) for part in gpu),
+                )
+            )
+    return tuple(rules)
+
+
+def default_path_class(
+    links: Mapping[str, PathClass],
+    rules: Sequence[PathRule],
+    transport: str,
+    same_host: bool,
+    gpu: str = "",
+    rdma: bool = False,
+) -> PathClass:
+    """The class a link starts from. `gpu` is the GPU's name, empty on a machine without one.
+
+    ConfigError when a rule names a class that is not in `links`, or no rule fits.
+    """
+    for rule in rules:
+        if rule.fits(transport, same_host, gpu, rdma):
+            if rule.path not in links:
+                raise ConfigError(f"a [[rule]] names the path class {rule.path!r}, which is not defined")
+            return links[rule.path]
+    raise ConfigError(f"no [[rule]] fits transport {transport!r}, same_host {same_host}, gpu {gpu!r}")
+
+
+def _path_class(entry: Mapping[str, Any], where: str) -> PathClass:
+    def gb_s(key: str, default: float | None = None) -> float:
+        value = number(entry, key, where, default)
+        if value <= 0:
+            raise ConfigError(f"{where}: {key} must be above 0")
+        return value
+
+    beta = gb_s("beta_gb_s")
+    kind, scope = text(entry, "kind", where), text(entry, "scope", where, "node")
+    for key, value, known in (("kind", kind, KINDS), ("scope", scope, SCOPES)):
+        if value not in known:
+            raise ConfigError(f"{where}: {key} = {value!r} is none of {', '.join(known)}")
+    return PathClass(
+        name=str(entry["name"]),
+        alpha_s=number(entry, "alpha_us", where) * 1e-6,
+        beta_bytes_per_s=beta * 1e9,
+        beta_low_bytes_per_s=gb_s("beta_low_gb_s", beta) * 1e9,
+        beta_high_bytes_per_s=gb_s("beta_high_gb_s", beta) * 1e9,
+        gamma_s_per_descriptor=number(entry, "gamma_us", where) * 1e-6,
+        registration_s_per_byte=number(entry, "registration_ms_per_gb", where, 0.0) * 1e-12,
+        first_contact_s=number(entry, "first_contact_ms", where, 0.0) * 1e-3,
+        source=text(entry, "source", where, ""),
+        confidence=text(entry, "confidence", where, ""),
+        kind=kind,
+        scope=scope,
+    )
