@@ -1,6 +1,170 @@
-"""placeholder: being written"""
+"""`kvferry local`: real SGLang workers on this machine's CPU."""
+
+import json
+import shlex
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
 import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from kvferry.integrations.cli.errors import CommandError, UsageError
+from kvferry.integrations.sglang.local.cluster import LocalCluster
+from kvferry.integrations.sglang.local.spec import WorkerOptions, WorkerSpec, specs
+from kvferry.integrations.sglang.local.worker import LocalWorker, LocalWorkerError
+
+local = typer.Typer(
+    name="local",
+    help="Run real SGLang workers on this machine's CPU, with a tiny model made on the spot.",
+    no_args_is_help=True,
+)
 
 
 def register(app: typer.Typer) -> None:
-    pass
+    """Add `kvferry local` and its subcommands to `app`."""
+    app.add_typer(local)
+
+
+@local.command(epilog="Example: kvferry local up --colocated 1 --prefill 1 --decode 1 --transport nixl")
+def up(
+    colocated: Annotated[int, typer.Option(min=0, help="Workers that do prefill and decode.")] = 1,
+    prefill: Annotated[int, typer.Option(min=0, help="Prefill workers.")] = 1,
+    decode: Annotated[int, typer.Option(min=0, help="Decode workers.")] = 1,
+    transport: Annotated[
+        Literal["mooncake", "nixl"], typer.Option(help="What moves the KV cache.")
+    ] = "mooncake",
+    page_size: Annotated[int, typer.Option(min=1, help="Tokens per KV page.")] = 1,
+    max_total_tokens: Annotated[int, typer.Option(min=1, help="KV slots per worker, in tokens.")] = 16384,
+    max_running_requests: Annotated[int, typer.Option(min=1, help="Largest batch per worker.")] = 8,
+    context_length: Annotated[int, typer.Option(min=1, help="Longest prompt plus output, in tokens.")] = 8192,
+    half_pair_timeout: Annotated[
+        int, typer.Option(min=1, help="Seconds that half a pair waits for the other half.")
+    ] = 30,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds until every worker must be ready.")] = 300,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Keep the workers' logs here (default: removed at the end).")
+    ] = None,
+    worker_args: Annotated[str, typer.Option(help="More SGLang flags for every worker, in one string.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when ready.")] = False,
+) -> None:
+    """Start workers, print their URLs, and keep them until Ctrl-C."""
+    if bool(prefill) != bool(decode):
+        raise UsageError("a split needs both --prefill and --decode to be at least 1, or both 0")
+    if colocated + prefill == 0:
+        raise UsageError("nothing to start: give --colocated, or --prefill and --decode")
+    chosen = list(specs(colocated, prefill, decode, transport))
+    options = WorkerOptions(
+        page_size=page_size,
+        max_total_tokens=max_total_tokens,
+        max_running_requests=max_running_requests,
+        context_length=context_length,
+        bootstrap_timeout_s=half_pair_timeout,
+        waiting_timeout_s=half_pair_timeout,
+        extra_args=tuple(shlex.split(worker_args)),
+    )
+    signal.signal(signal.SIGTERM, _leave)
+    with running(chosen, options, log_dir=log_dir, timeout_s=timeout) as cluster:
+        if as_json:
+            print(json.dumps({"workers": [describe(w) for w in cluster.workers]}), flush=True)
+        else:
+            _show(cluster)
+        try:
+            _watch(cluster)
+        except KeyboardInterrupt:
+            Console(stderr=True).print("Stopping the workers.")
+
+
+@contextmanager
+def running(
+    chosen: Sequence[WorkerSpec],
+    options: WorkerOptions | None = None,
+    *,
+    log_dir: Path | None = None,
+    timeout_s: float = 300.0,
+) -> Iterator[LocalCluster]:
+    """Run a cluster for the length of a `with` block, with a progress display on stderr while it starts.
+
+    Raises CommandError when a worker does not start; by then all others are gone.
+    """
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.fields[state]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        tasks = {}
+
+        def show(workers: Sequence[LocalWorker]) -> None:
+            for worker in workers:
+                if worker.name not in tasks:
+                    tasks[worker.name] = progress.add_task(worker.name, total=1, state=worker.state)
+                done = worker.state == "ready"
+                progress.update(tasks[worker.name], state=worker.state, completed=int(done))
+
+        cluster = LocalCluster(chosen, options, log_dir=log_dir, timeout_s=timeout_s, on_progress=show)
+        try:
+            cluster.start()
+        except LocalWorkerError as error:
+            for line in error.log_tail:
+                console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+            raise CommandError(str(error)) from error
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def describe(worker: LocalWorker) -> dict[str, str | int | None]:
+    """Return what `--json` tells about a worker."""
+    return {
+        "name": worker.name,
+        "url": worker.url,
+        "role": worker.role,
+        "bootstrap_port": worker.bootstrap_port,
+        "transport": worker.transport,
+        "pid": worker.pid,
+    }
+
+
+def serve_command(workers: Sequence[LocalWorker]) -> str:
+    """Return the `kvferry serve` command line that routes to `workers`."""
+    words = ["kvferry serve"]
+    words += [f"--worker-urls {worker.url}" for worker in workers if worker.role == "colocated"]
+    words += [f"--prefill {w.url} {w.bootstrap_port}" for w in workers if w.role == "prefill"]
+    words += [f"--decode {w.url}" for w in workers if w.role == "decode"]
+    return " \\\n  ".join(words)
+
+
+def _show(cluster: LocalCluster) -> None:
+    table = Table("worker", "url", "bootstrap", "pid", "ready after")
+    for worker in cluster.workers:
+        table.add_row(
+            worker.name,
+            worker.url,
+            str(worker.bootstrap_port or "-"),
+            str(worker.pid),
+            f"{worker.started_s or 0:.0f} s",
+        )
+    console = Console()
+    console.print(table)
+    console.print("Route requests to them:\n")
+    console.print(serve_command(cluster.workers), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"\nLogs: {cluster.log_dir}. Ctrl-C stops the workers.", highlight=False, soft_wrap=True)
+
+
+def _watch(cluster: LocalCluster) -> None:
+    """Block while any worker lives; name each one that ends."""
+    running_now = list(cluster.workers)
+    while running_now:
+        for worker in [w for w in running_now if not w.alive]:
+            running_now.remove(worker)
+            Console(stderr=True).print(f"{worker.name} ({worker.url}) has ended", highlight=False)
+        time.sleep(0.5)
+    raise CommandError("every worker has ended")
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt

@@ -59,6 +59,8 @@ class LocalCluster:
 
         When one fails, or anything interrupts the wait, all are torn down before the error goes on.
         """
+        if self.workers:
+            raise LocalWorkerError("the cluster has been started already")
         if not self._specs:
             raise LocalWorkerError("a cluster needs at least one worker")
         missing = missing_requirement(self._specs)

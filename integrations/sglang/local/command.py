@@ -13,11 +13,12 @@ STUBS = Path(__file__).parent / "stubs"
 
 # Overlap scheduling and CUDA graphs need a GPU. The metrics flags make a worker tell what the router learns
 # from; --sleep-on-idle keeps an idle worker at 1-2% of a core.
-_FIXED = (
-    "--device cpu --dtype float32 --attention-backend torch_native --sampling-backend pytorch "
-    "--disable-cuda-graph --disable-overlap-schedule --sleep-on-idle "
-    "--enable-metrics --enable-request-time-stats-logging --enable-cache-report"
-).split()
+_FIXED = [
+    *("--device", "cpu", "--dtype", "float32"),
+    *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+    *("--disable-cuda-graph", "--disable-overlap-schedule", "--sleep-on-idle"),
+    *("--enable-metrics", "--enable-request-time-stats-logging", "--enable-cache-report"),
+]
 
 _ENV = {
     ENABLE_ENV: "1",
@@ -42,6 +43,7 @@ def worker_command(
     """Return the argv of a worker; `bootstrap_port` is needed by, and only by, a prefill worker."""
     argv = [sys.executable, "-m", "sglang.launch_server", *_FIXED]
     argv += ["--model-path", str(model), "--host", options.host, "--port", str(port)]
+    argv += ["--served-model-name", options.model_name]
     argv += ["--page-size", str(options.page_size)]
     argv += ["--max-total-tokens", str(options.max_total_tokens)]
     argv += ["--max-running-requests", str(options.max_running_requests)]

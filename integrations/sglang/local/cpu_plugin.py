@@ -40,7 +40,9 @@ def load() -> None:
         if _exists(module, name):
             registry.HookRegistry.register(f"{module}.{name}", hook, kind)
         else:
-            logger.warning("kvferry: no %s in %s: this SGLang differs from 0.5.23, hook left out", name, module)
+            logger.warning(
+                "kvferry: no %s in %s: this SGLang differs from 0.5.23, hook left out", name, module
+            )
 
 
 def _exists(module: str, name: str) -> bool:
@@ -75,7 +77,7 @@ def tick_instead_of_spin(original: Callable[..., None], manager: Any, *args: Any
 
     SGLang's prefill side polls its transfers, its decode side never calls the agent: so poll it here.
     """
-    api = importlib.import_module("nixl._api")
+    api: Any = importlib.import_module("nixl._api")
     make_config = api.nixl_agent_config
     api.nixl_agent_config = lambda **options: make_config(**{"enable_prog_thread": False, **options})
     try:

@@ -3,6 +3,7 @@
 SGLang imports `triton` and `torchvision` at module level even on a CPU, where no code path calls them.
 """
 
+import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Iterator
@@ -64,7 +65,7 @@ def _unchanged(function: Callable[..., Any] | None = None, *args: object, **kwar
     return function
 
 
-class _MockLoader:
+class _MockLoader(importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         return MockModule(spec.name)
 
@@ -72,12 +73,12 @@ class _MockLoader:
         pass
 
 
-class _MockFinder:
+class _MockFinder(importlib.abc.MetaPathFinder):
     def __init__(self, root: str) -> None:
         self._prefix = root + "."
 
     def find_spec(
-        self, name: str, path: object = None, target: object = None
+        self, name: str, path: object, target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
         if not name.startswith(self._prefix):
             return None
@@ -92,7 +93,7 @@ def mock_package(root: str, **attributes: object) -> ModuleType:
     real = sys.modules[root]
     mock = MockModule(root)
     mock.__spec__, mock.__loader__ = real.__spec__, real.__loader__
-    mock.__path__, mock.__file__ = list(real.__path__), real.__file__ or __file__
+    mock.__file__ = real.__file__ or __file__
     for name, value in attributes.items():
         setattr(mock, name, value)
     sys.meta_path.insert(0, _MockFinder(root))

@@ -37,6 +37,7 @@ class WorkerOptions:
     """Limits of every worker. Tokens are KV-cache slots; timeouts are SGLang's own for half a pair."""
 
     host: str = "127.0.0.1"
+    model_name: str = "kvferry-tiny"
     page_size: int = 1
     max_total_tokens: int = 16384
     max_running_requests: int = 8

@@ -69,6 +69,7 @@ def _reap(group: int) -> int | None:
 
 def _end(group: int, status: int | None) -> int | None:
     """End the group and all adopted orphans; return the leader's wait status."""
+    shared = _shared_memory(group)
     _signal_all(group, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
     while _children():
@@ -77,7 +78,23 @@ def _end(group: int, status: int | None) -> int | None:
         ended = _reap(group)
         status = status if ended is None else ended
         time.sleep(POLL_S / 5)
+    for path in shared:
+        path.unlink(missing_ok=True)
     return status
+
+
+def _shared_memory(group: int) -> list[Path]:
+    """Find the group's files in /dev/shm, which SGLang leaves behind unless it is given time to drain.
+
+    By inode, because glibc maps a semaphore under a draft name and then renames it.
+    """
+    inodes: set[str] = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(folder.name)) == group:
+                fields = (line.split() for line in (folder / "maps").read_text().splitlines())
+                inodes |= {field[4] for field in fields if field[5:] and field[5].startswith("/dev/shm/")}
+    return [path for path in Path("/dev/shm").glob("*") if str(path.lstat().st_ino) in inodes]
 
 
 def _signal_all(group: int, number: int) -> None:

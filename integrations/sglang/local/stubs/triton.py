@@ -12,7 +12,7 @@ class Config:
         self.kwargs = kwargs or {}
 
 
-class constexpr:  # noqa: N801 - triton's own name
+class constexpr:
     """A compile-time constant; module-level code reads `value` back."""
 
     def __init__(self, value: object = None) -> None:
