@@ -54,6 +54,8 @@ def find_shape(name_or_path: str, extra: Path | None = None) -> KVShape:
     Names are matched in any case, with or without a suffix that leaves the KV as it is (-Instruct,
     -FP8, ...). UnknownModelError when nothing fits, ValueError when a config.json cannot be used.
     """
+    if not name_or_path.strip():
+        return find_model(name_or_path, extra).shape
     path = Path(name_or_path).expanduser()
     if path.is_file() or (path / "config.json").is_file():
         return shape_from_config(load_config(path), name=name_or_path)

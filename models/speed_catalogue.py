@@ -60,7 +60,8 @@ def find_speed(
     known = ", ".join(f"{prior.hardware} TP{prior.tp}" for prior in mine)
     wanted = f"{model}" + (f" on {hardware}" if hardware else "") + (f" TP{tp}" if tp else "")
     raise UnknownSpeedError(
-        f"no prior speed for {wanted}" + (f": known are {known}" if known else " on any GPU")
+        f"no prior speed for {wanted}"
+        + (f": known are {known}" if known else "; give it in a [[speed]] table of a --config file")
     )
 
 

@@ -1,20 +1,16 @@
 """Numbers as people read them; the raw ones are in `--json`."""
 
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
 
 def human_bytes(count: float) -> str:
     """Bytes in binary units with three digits: 2.00 GiB."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            return (
-                f"{value:.0f} B"
-                if unit == "B"
-                else f"{value:.3g} {unit}"
-                if value >= 1000
-                else f"{value:#.3g} {unit}"
-            )
-        value /= 1024
-    raise AssertionError("unreachable")
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    if unit == 0:
+        return f"{value:.0f} B"
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {_UNITS[unit]}"
 
 
 def human_seconds(seconds: float) -> str:
