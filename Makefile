@@ -12,6 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STACK := integrations/sglang/local
 STAMP := .venv/setup.stamp
 LINKS := build/links/kvferry
+NO_STACK = echo "pip cannot have SGLang's CPU stack here: it needs Linux on x86-64 and Python 3.11" >&2; exit 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test check demo bench clean links mooncake-library redis-server
@@ -50,10 +51,10 @@ $(STAMP): pyproject.toml $(STACK)/requirements-cpu.txt $(STACK)/requirements-cpu
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "Python's venv is missing (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	@{ $(PIP) install -q $(TORCH) && $(PIP) install -q -r $(STACK)/requirements-cpu.txt && \
-		$(PIP) install -q --no-deps -r $(STACK)/requirements-cpu-nodeps.txt; } || \
-		{ echo "pip cannot install SGLang's CPU stack here: it needs Linux on x86-64 and Python 3.11" >&2; exit 1; }
+	$(PIP) install -q $(TORCH) || { $(NO_STACK); }
+	$(PIP) install -q -r $(STACK)/requirements-cpu.txt || { $(NO_STACK); }
 	$(PIP) install -q -c $(STACK)/requirements-cpu.txt -e '.[dev]'
+	$(PIP) install -q --no-deps -r $(STACK)/requirements-cpu-nodeps.txt || { $(NO_STACK); }
 	@touch $@
 
 # apt as root; else one line that says what is missing and what it costs.
