@@ -1,6 +1,7 @@
 """Records to bytes and back."""
 
 import msgspec
+
 from kvferry.integrations.log.record import SCHEMA, DecisionRecord, Outcome
 
 _encoder = msgspec.json.Encoder()

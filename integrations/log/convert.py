@@ -5,6 +5,7 @@ from itertools import islice
 from typing import Literal
 
 import msgspec
+
 from kvferry.integrations.log.record import (
     NEVER_S,
     Alternative,

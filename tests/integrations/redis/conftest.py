@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import os
 import shutil
 import signal
@@ -92,11 +93,15 @@ async def store(shared_server: Server) -> AsyncIterator[Store]:
 
 @pytest.fixture
 def eventually():  # type: ignore[no-untyped-def]
-    """await eventually(condition): until it is true; fails after a generous while."""
+    """await eventually(condition): until it (or what it awaits) is true; fails after a generous while."""
+
+    async def holds(condition) -> bool:  # type: ignore[no-untyped-def]
+        value = condition()
+        return bool(await value if inspect.isawaitable(value) else value)
 
     async def wait(condition, timeout_s: float = 20.0) -> None:  # type: ignore[no-untyped-def]
         deadline = time.monotonic() + timeout_s
-        while not condition():
+        while not await holds(condition):
             assert time.monotonic() < deadline, "did not happen in time"
             await asyncio.sleep(0.01)
 

@@ -1,0 +1,76 @@
+"""Writes the request log beside the router: the caller hands a record over and goes on."""
+
+import asyncio
+import logging
+from collections import deque
+
+from kvferry.integrations.log.codec import write_record
+from kvferry.integrations.log.jsonl import JsonlWriter
+from kvferry.integrations.log.record import DecisionRecord
+
+_log = logging.getLogger("kvferry.log")
+
+
+class BackgroundLog:
+    """`put` never blocks and never raises; a disk that fails or lags costs records, counted in `dropped`."""
+
+    def __init__(self, writer: JsonlWriter, *, queue_max: int = 50_000) -> None:
+        self.written = 0
+        self.dropped = 0
+        self._writer = writer
+        self._queue: deque[bytes] = deque()
+        self._queue_max = queue_max
+        self._wake = asyncio.Event()
+        self._failing = False
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    def start(self) -> None:
+        """Begin; needs the running event loop."""
+        self._task = asyncio.create_task(self._run(), name="kvferry-log")
+
+    def put(self, record: DecisionRecord) -> None:
+        if len(self._queue) >= self._queue_max:
+            self._drop(1, "the disk does not keep up")
+            return
+        try:
+            self._queue.append(write_record(record))
+        except (TypeError, ValueError, OverflowError) as error:
+            self.dropped += 1
+            _log.error("cannot write the record of %s: %s", record.id, error)
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Write what is left."""
+        self._closing = True
+        self._wake.set()
+        if self._task is not None:
+            await self._task
+        self._writer.close()
+
+    async def _run(self) -> None:
+        while self._queue or not self._closing:
+            if not self._queue:
+                await self._wake.wait()
+                self._wake.clear()
+            lines = list(self._queue)
+            self._queue.clear()
+            try:
+                await asyncio.to_thread(self._writer.write_lines, lines)
+            except OSError as error:
+                self._drop(len(lines), str(error))
+            else:
+                self.written += len(lines)
+                if self._failing:
+                    self._failing = False
+                    _log.warning("the request log %s is written again", self._writer.path)
+
+    def _drop(self, n: int, why: str) -> None:
+        self.dropped += n
+        if not self._failing:
+            self._failing = True
+            _log.error("the request log %s loses records: %s", self._writer.path, why)
