@@ -34,9 +34,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
     """Let workers of a role run a script instead of SGLang; roles not named are healthy."""
 
     def install(scripts: dict[str, str]) -> None:
-        def command(
-            spec: WorkerSpec, options: WorkerOptions, model: Path, port: int, bootstrap: int
-        ) -> list[str]:
+        def command(spec: WorkerSpec, options: object, model: Path, port: int, spare: int) -> list[str]:
             return [sys.executable, "-c", scripts.get(spec.role, HEALTHY), str(port)]
 
         monkeypatch.setattr("kvferry.integrations.sglang.local.worker.worker_command", command)
