@@ -1,0 +1,112 @@
+"""What this router has in flight on each worker: exact at dispatch, before any counter can show it."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+# A sequence promised to a decode worker counts half until its first token: counting promises as
+# residents halved goodput in the scoring study.
+PROMISED = 0.5
+HISTORY_S = 10.0
+ARRIVALS_WINDOW_S = 10.0
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request on its way: new prompt tokens on `pre`, sequences and KV tokens on `dec`."""
+
+    pre: str
+    dec: str
+    path: str
+    prefill_tokens: float
+    sequences: float
+    context_tokens: float
+    start_s: float
+    first_token_s: float = math.inf
+    end_s: float = math.inf
+
+
+@dataclass(slots=True)
+class Totals:
+    prefill_tokens: float = 0.0
+    decodes: float = 0.0
+    context_tokens: float = 0.0
+
+
+@dataclass(slots=True)
+class _Arrivals:
+    rate: float = 0.0
+    time_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Book:
+    """Entries in flight, and those that ended within HISTORY_S: a worker's counters are compared with
+    what the book held when they were taken, so that only the rest is somebody else's work."""
+
+    clock: Callable[[], float]
+    now: dict[str, Totals] = field(default_factory=dict)
+    moves: dict[str, int] = field(default_factory=dict)
+    _open: dict[str, Entry] = field(default_factory=dict)
+    _ended: deque[Entry] = field(default_factory=deque)
+    _arrivals: dict[str, _Arrivals] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def start(self, key: str, entry: Entry) -> None:
+        self._open[key] = entry
+        _add(self.now, entry, prefilled=False)
+        if entry.path:
+            self.moves[entry.path] = self.moves.get(entry.path, 0) + 1
+        arrivals = self._arrivals.setdefault(entry.pre, _Arrivals(time_s=entry.start_s))
+        arrivals.rate = _decayed(arrivals, entry.start_s) + 1.0 / ARRIVALS_WINDOW_S
+        arrivals.time_s = entry.start_s
+
+    def first_token(self, key: str) -> None:
+        """The prompt is computed and its KV is where it is needed."""
+        entry = self._open.get(key)
+        if entry is None or entry.first_token_s != math.inf:
+            return
+        _add(self.now, entry, prefilled=False, sign=-1.0)
+        entry.first_token_s = self.clock()
+        _add(self.now, entry, prefilled=True)
+        if entry.path:
+            self.moves[entry.path] -= 1
+
+    def end(self, key: str) -> None:
+        self.first_token(key)
+        entry = self._open.pop(key, None)
+        if entry is None:
+            return
+        _add(self.now, entry, prefilled=True, sign=-1.0)
+        entry.end_s = self.clock()
+        self._ended.append(entry)
+        while self._ended and self._ended[0].end_s < entry.end_s - HISTORY_S:
+            self._ended.popleft()
+
+    def at(self, time_s: float) -> dict[str, Totals]:
+        """What was in flight per worker at a moment within the last HISTORY_S."""
+        totals: dict[str, Totals] = {}
+        for entry in (*self._open.values(), *self._ended):
+            if entry.start_s <= time_s < entry.end_s:
+                _add(totals, entry, prefilled=entry.first_token_s <= time_s)
+        return totals
+
+    def arrivals_per_s(self, worker: str) -> float:
+        """Recent dispatches to a worker, exponentially averaged over ARRIVALS_WINDOW_S."""
+        arrivals = self._arrivals.get(worker)
+        return _decayed(arrivals, self.clock()) if arrivals else 0.0
+
+
+def _add(totals: dict[str, Totals], entry: Entry, *, prefilled: bool, sign: float = 1.0) -> None:
+    pre, dec = totals.setdefault(entry.pre, Totals()), totals.setdefault(entry.dec, Totals())
+    weight = sign if prefilled else sign * PROMISED
+    pre.prefill_tokens += 0.0 if prefilled else sign * entry.prefill_tokens
+    dec.decodes += weight * entry.sequences
+    dec.context_tokens += weight * entry.context_tokens
+
+
+def _decayed(arrivals: _Arrivals, now_s: float) -> float:
+    return arrivals.rate * math.exp(-max(0.0, now_s - arrivals.time_s) / ARRIVALS_WINDOW_S)

@@ -1,0 +1,43 @@
+"""Paths that failed and are left alone for a while."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+FIRST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Trip:
+    failures: int
+    until_s: float
+    reason: str
+
+
+@dataclass(slots=True)
+class Breakers:
+    """One breaker per split plan (pair and transport). A failure opens it for 2 s, each further one for
+    twice as long up to 60 s; when the pause is over the next request probes the path, and a success
+    closes it."""
+
+    clock: Callable[[], float]
+    _trips: dict[str, _Trip] = field(default_factory=dict)
+
+    def failed(self, key: str, reason: str) -> None:
+        failures = self._trips[key].failures + 1 if key in self._trips else 1
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1))
+        self._trips[key] = _Trip(failures, self.clock() + pause_s, reason)
+
+    def succeeded(self, key: str) -> bool:
+        """Whether this closed a breaker that had tripped."""
+        return self._trips.pop(key, None) is not None
+
+    def forget(self, worker: str) -> None:
+        """The worker restarted: what was seen of the old one says nothing about the new one."""
+        for key in [key for key in self._trips if worker in key]:
+            del self._trips[key]
+
+    def open(self) -> dict[str, str]:
+        """Plan keys to avoid now, with the reason of each."""
+        now_s = self.clock()
+        return {key: trip.reason for key, trip in self._trips.items() if trip.until_s > now_s}

@@ -1,0 +1,204 @@
+"""The router's core: from a parsed body to a worker's answer, over as many plans as it takes."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from kvferry.integrations.redis.sink import Sink
+from kvferry.integrations.sglang.body import Body, Endpoint
+from kvferry.integrations.sglang.book import Book
+from kvferry.integrations.sglang.errors import ApiError, BadRequest, NoWorker, Upstream
+from kvferry.integrations.sglang.fleet import Fleet
+from kvferry.integrations.sglang.legs import Answer, Call, LegFailed, Legs
+from kvferry.integrations.sglang.metrics import Metrics
+from kvferry.integrations.sglang.passage import Passage, ends
+from kvferry.integrations.sglang.poller import Poller
+from kvferry.integrations.sglang.recent import Recent
+from kvferry.integrations.sglang.settings import Settings
+from kvferry.models.prefix import BLOCK_BYTES, BLOCK_TOKENS, block_hashes
+from kvferry.models.tokens import TokenRatio
+from kvferry.policy.base import Policy
+from kvferry.policy.decision import NoPlanError
+from kvferry.policy.plan import Split
+from kvferry.policy.request import SLO, Request
+
+EXPECTED_OUTPUT_TOKENS = 256.0  # until output lengths are learned: a prior, capped by what was asked for
+OUTPUT_CAP_TOKENS = 4096.0
+ROOM_BITS = 62
+
+
+@dataclass(slots=True, eq=False)
+class Ferry:
+    """Everything a request meets on its way. `clock` is monotonic; `rng` draws ids, rooms and seeds."""
+
+    settings: Settings
+    name: str
+    policy: Policy
+    fleet: Fleet
+    book: Book
+    legs: Legs
+    poller: Poller
+    sink: Sink
+    clock: Callable[[], float]
+    rng: random.Random
+    ratio: TokenRatio = field(default_factory=TokenRatio)
+    metrics: Metrics = field(default_factory=Metrics)
+    recent: Recent = field(default_factory=Recent)
+
+    def passage(self, body: Body, started_s: float) -> Passage:
+        """Everything the policy needs to know of this request. ApiError when it cannot be served."""
+        model = self._model(body.model)
+        prompt_tokens = body.prompt_units
+        if not body.exact:
+            prompt_tokens = self.ratio.tokens(model, body.endpoint.value, body.prompt_units)
+        hashes = block_hashes(body.prompts[0]) if len(body.prompts) == 1 else ()
+        limit = float(body.max_new_tokens) if body.max_new_tokens is not None else OUTPUT_CAP_TOKENS
+        expected = max(1.0, limit if body.ignore_eos else min(limit, EXPECTED_OUTPUT_TOKENS))
+        request = Request(
+            id=f"{self.rng.getrandbits(96):024x}",
+            model=model,
+            prompt_tokens=max(1, prompt_tokens) * body.samples,
+            max_new_tokens=body.max_new_tokens or int(OUTPUT_CAP_TOKENS),
+            expected_output_tokens=expected,
+            expected_output_tokens_p90=max(expected, min(limit, OUTPUT_CAP_TOKENS)),
+            sequences=body.sequences,
+            slo=SLO(self.settings.slo_ttft_s, self.settings.slo_itl_s),
+            priority=body.priority,
+            block_hashes=hashes,
+            held_tokens=self._held(model, hashes, body, prompt_tokens),
+            seed=self.rng.getrandbits(63),
+        )
+        return Passage(self, body, request, hashes, started_s)
+
+    async def answer(self, passage: Passage, headers: Mapping[str, str]) -> tuple[Answer, Call]:
+        """The first bytes of an answer, and the leg they come from.
+
+        A plan that is refused, fails, or passes its deadline before its first byte is given up and the
+        request decided again: colocated where that is possible, else on another pair. ApiError when no
+        plan is left; a worker's own error (a 4xx) is the client's to see and is raised as LegFailed.
+        """
+        excluded: set[str] = set()
+        if passage.body.samples > 1 and passage.body.endpoint is not Endpoint.GENERATE:
+            excluded |= self._split_keys(passage.request.model)
+        failure: LegFailed | None = None
+        while True:
+            try:
+                decision = passage.decide(excluded)
+            except NoPlanError as error:
+                raise self._stranded(passage, failure, error) from error
+            try:
+                return await self._try(passage, headers)
+            except LegFailed as failed:
+                failure = failed
+                passage.error = str(failed)
+                self._blame(passage, failed)
+                if not failed.retry or passage.attempt + 1 >= self.settings.max_attempts:
+                    raise
+                passage.give_up()
+                excluded.add(decision.plan.key)
+                if failed.worker_down:
+                    excluded.add(failed.worker)
+                excluded |= self._prefer_colocated(passage.request.model, excluded)
+
+    def per_byte(self, model: str, body: Body) -> float:
+        return self.ratio.per_byte(model, body.endpoint.value)
+
+    async def _try(self, passage: Passage, headers: Mapping[str, str]) -> tuple[Answer, Call]:
+        decision, body = passage.decision, passage.body
+        assert decision is not None
+        plan = decision.plan
+        pre, dec = ends(plan)
+        suffix = f"-{passage.attempt}" if passage.attempt else ""
+        if isinstance(plan, Split):
+            body = body.expanded()
+        rids = body.rids(f"{passage.request.id}{suffix}")
+        fields: dict[str, object] = {}
+        if body.rid is None:
+            fields["rid"] = rids if body.batched else rids[0]
+        deadline_s = self._deadline_s(passage)
+        if not isinstance(plan, Split):
+            call = Call(dec, body.endpoint.value, body.with_fields(fields), rids, headers, body.stream)
+            return await self.legs.colocated(call, deadline_s), call
+        source = self.fleet.members[pre].worker
+        fields["bootstrap_host"] = source.bootstrap_host
+        fields["bootstrap_port"] = source.bootstrap_port
+        fields["bootstrap_room"] = self.rng.getrandbits(ROOM_BITS)
+        sent = body.with_fields(fields)
+        first, second = (
+            Call(worker, body.endpoint.value, sent, rids, headers, body.stream) for worker in (pre, dec)
+        )
+        return await self.legs.split(first, second, deadline_s, passage.prefilled), second
+
+    def _deadline_s(self, passage: Passage) -> float:
+        decision = passage.decision
+        assert decision is not None
+        timeout_s = self.settings.request_timeout_secs
+        if passage.attempt + 1 >= self.settings.max_attempts:
+            return timeout_s
+        deadline_s = decision.deadline_s
+        if not passage.body.stream:  # its first byte comes with its last token
+            deadline_s += 4.0 * decision.costs.itl_s.p90 * passage.request.expected_output_tokens_p90
+        return min(timeout_s, deadline_s)
+
+    def _blame(self, passage: Passage, failed: LegFailed) -> None:
+        assert passage.decision is not None
+        if failed.worker_down:
+            self.poller.suspect(failed.worker, failed.message)
+        elif failed.path:
+            self.fleet.breakers.failed(passage.decision.plan.key, failed.message)
+            for worker in ends(passage.decision.plan):
+                self.poller.ask(worker)
+
+    def _stranded(self, passage: Passage, failure: LegFailed | None, error: NoPlanError) -> ApiError:
+        if failure is not None:
+            return Upstream(f"{failure}; no other plan is left: {error}")
+        if passage.body.samples > 1 and passage.body.endpoint is not Endpoint.GENERATE:
+            return BadRequest(
+                f"n is {passage.body.samples}: several samples need a colocated worker, and none is there",
+                param="n",
+            )
+        return NoWorker(f"{error}")
+
+    def _split_keys(self, model: str) -> set[str]:
+        table = self.fleet.cluster(model).candidates
+        return {key for key, split in zip(table.keys, table.split, strict=True) if split}
+
+    def _prefer_colocated(self, model: str, excluded: set[str]) -> set[str]:
+        """What else to exclude in a rescue: every split, when a colocated plan is left."""
+        table = self.fleet.cluster(model).candidates
+        left = [
+            plan
+            for plan in table.plans
+            if not isinstance(plan, Split) and plan.worker not in excluded and plan.key not in excluded
+        ]
+        return self._split_keys(model) if left else set()
+
+    def _model(self, name: str | None) -> str:
+        known = self.fleet.models()
+        if not known:
+            raise NoWorker("no worker is known yet: none of the given URLs has answered")
+        if name in known:
+            return str(name)
+        if name in (None, "", "default"):
+            if len(known) == 1:
+                return known[0]
+            raise BadRequest(f"model is missing: this cluster serves {', '.join(known)}", param="model")
+        raise ApiError(
+            f"model {name!r} does not exist: this cluster serves {', '.join(known)}",
+            status=404,
+            kind="invalid_request_error",
+            param="model",
+            code="model_not_found",
+        )
+
+    def _held(self, model: str, hashes: tuple[int, ...], body: Body, prompt_tokens: int) -> dict[str, int]:
+        if not hashes:
+            return {}
+        per_block = float(BLOCK_TOKENS) if body.exact else BLOCK_BYTES * self.per_byte(model, body)
+        held = {}
+        for worker, member in self.fleet.members.items():
+            if member.caches_prefixes and member.worker.model == model:
+                blocks = member.prefixes.held(hashes)
+                if blocks:
+                    held[worker] = min(prompt_tokens, int(blocks * per_block))
+        return held

@@ -1,0 +1,181 @@
+"""The workers as the router knows them now, and the picture of them that a decision is given."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvferry.integrations.sglang.book import Book, Totals
+from kvferry.integrations.sglang.breaker import Breakers
+from kvferry.integrations.sglang.describe import load_of, snapshot_times
+from kvferry.integrations.sglang.speedometer import Speedometer
+from kvferry.models.prefix import BLOCK_TOKENS, PrefixIndex
+from kvferry.policy.candidates import Candidates, Floats
+from kvferry.policy.cluster import Cluster, State
+from kvferry.policy.link import Link
+from kvferry.policy.worker import Role, Worker
+
+MAX_PREFIX_BLOCKS = 1 << 17
+
+
+class Held(Protocol):
+    """Work in flight on one worker."""
+
+    @property
+    def prefill_tokens(self) -> float: ...
+    @property
+    def decodes(self) -> float: ...
+    @property
+    def context_tokens(self) -> float: ...
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One worker: what it said, how fast it is, what it holds, and whether it is alive.
+
+    `watchers` are called once when the worker goes down: legs on it end instead of waiting.
+    """
+
+    worker: Worker
+    meter: Speedometer
+    prefixes: PrefixIndex
+    watchers: set[Callable[[], object]] = field(default_factory=set)
+    why_down: str = ""
+
+    @classmethod
+    def of(cls, worker: Worker) -> "Member":
+        blocks = min(MAX_PREFIX_BLOCKS, worker.max_total_tokens // BLOCK_TOKENS)
+        return cls(worker, Speedometer(worker.speed), PrefixIndex(blocks))
+
+    @property
+    def caches_prefixes(self) -> bool:
+        return bool(self.worker.facts.get("caches_prefixes"))
+
+
+@dataclass(slots=True, eq=False)
+class Fleet:
+    """Members by id, with the tables compiled from them; `others` is other routers' work in flight."""
+
+    clock: Callable[[], float]
+    link_of: Callable[[Worker, Worker, str], Link]
+    book: Book
+    breakers: Breakers
+    members: dict[str, Member] = field(default_factory=dict)
+    others: Callable[[], Mapping[str, Held]] = dict
+    met: set[str] = field(default_factory=set)
+    _tables: dict[str, Candidates] = field(default_factory=dict)
+    _states: dict[str, State] = field(default_factory=dict)
+    _open: frozenset[str] = frozenset()
+
+    def models(self) -> list[str]:
+        """Models that some known worker serves."""
+        return sorted({member.worker.model for member in self.members.values()})
+
+    def admit(self, worker: Worker) -> Member:
+        """A worker is there (again): its old state, if any, is forgotten."""
+        if worker.id in self.members:
+            self.breakers.forget(worker.id)
+            self.met = {key for key in self.met if worker.id not in key}
+        member = Member.of(worker)
+        self.members[worker.id] = member
+        self._tables.clear()
+        return member
+
+    def drop(self, worker_id: str, why: str) -> None:
+        """The worker must not be used until it is admitted again; legs on it are ended."""
+        member = self.members.get(worker_id)
+        if member is None or not member.worker.healthy:
+            return
+        member.worker = dataclasses.replace(member.worker, healthy=False)
+        member.why_down = why
+        for watcher in tuple(member.watchers):
+            watcher()
+        self._tables.clear()
+
+    def read_loads(self, worker_id: str, answer: Mapping[str, Any]) -> None:
+        """One poll of GET /v1/loads: counters become the load of others, and the worker's speed."""
+        member, now_s = self.members[worker_id], self.clock()
+        speed = member.meter.read(answer, now_s)
+        load = load_of(answer, now_s)
+        own = self.book.at(now_s - snapshot_age_s(answer)).get(worker_id, Totals())
+        other = self.others().get(worker_id, Totals())
+        decodes = (
+            load.running_requests + load.waiting_requests if member.worker.role is not Role.PREFILL else 0
+        )
+        context = load.used_tokens if member.worker.role is not Role.PREFILL else 0
+        load = dataclasses.replace(
+            load,
+            foreign_prefill_tokens=max(
+                0.0, load.waiting_uncached_tokens - own.prefill_tokens - other.prefill_tokens
+            ),
+            foreign_decodes=max(0.0, decodes - own.decodes - other.decodes),
+            foreign_context_tokens=max(0.0, context - own.context_tokens - other.context_tokens),
+            prefill_share=member.meter.share if member.worker.can_colocate else 0.0,
+        )
+        member.worker = dataclasses.replace(member.worker, load=load, speed=speed)
+        self._states.pop(member.worker.model, None)
+
+    def cluster(self, model: str, excluded: Iterable[str] = ()) -> Cluster:
+        """The picture for one decision: last reports, and work in flight as it is at this moment."""
+        tripped = frozenset(self.breakers.open())
+        if tripped != self._open:
+            self._open = tripped
+            self._tables.clear()
+        table = self._tables.get(model)
+        if table is None:
+            workers = [member.worker for member in self.members.values() if member.worker.model == model]
+            table = Candidates.build(workers, self.link_of, self.breakers.open(), frozenset(self.met))
+            self._tables[model] = table
+            self._states.pop(model, None)
+        state = self._states.get(model)
+        if state is None:
+            fresh = tuple(self.members[worker.id].worker for worker in table.workers)
+            table = self._tables[model] = dataclasses.replace(table, workers=fresh)
+            state = self._states[model] = State.of(table)
+        return Cluster(table, self._with_own(table, state), self.clock(), frozenset(excluded))
+
+    def contacted(self, plan_key: str) -> None:
+        """A pair moved KV for the first time: its next moves pay no first contact."""
+        if plan_key not in self.met:
+            self.met.add(plan_key)
+            self._tables.clear()
+
+    def _with_own(self, table: Candidates, state: State) -> State:
+        count = len(table.workers)
+        prefill, decodes, context, arrivals = (np.zeros(count) for _ in range(4))
+        for held in (self.book.now, self.others()):
+            for worker, totals in held.items():
+                place = table.index.get(worker)
+                if place is not None:
+                    prefill[place] += totals.prefill_tokens
+                    decodes[place] += totals.decodes
+                    context[place] += totals.context_tokens
+        for place, worker in enumerate(table.workers):
+            arrivals[place] = self.book.arrivals_per_s(worker.id)
+        moves: Floats = state.moves
+        if table.links:
+            moves = np.array([float(self.book.moves.get(path_key(link), 0)) for link in table.links])
+        return dataclasses.replace(
+            state,
+            own_prefill_tokens=prefill,
+            own_decodes=decodes,
+            own_context_tokens=context,
+            arrivals_per_s=arrivals,
+            moves=moves,
+        )
+
+
+def path_key(link: Link) -> str:
+    """Moves share a path when they share both hosts and the transport."""
+    return f"{link.src_host}>{link.dst_host}@{link.transport}"
+
+
+def snapshot_age_s(answer: Mapping[str, Any]) -> float:
+    """How old the worker's own snapshot was when it answered, both on the worker's clock."""
+    taken = [time_s for time_s in snapshot_times(answer) if time_s > 0]
+    answered = answer.get("answered_s")
+    if not taken or answered is None:
+        return 0.0
+    return max(0.0, float(answered) - min(taken))

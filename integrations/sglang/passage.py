@@ -1,0 +1,197 @@
+"""One request on its way through the router: decided, counted while in flight, recorded at its end."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvferry.integrations.log.convert import joined, record_of
+from kvferry.integrations.log.record import DecisionRecord, Outcome, Stages, Status
+from kvferry.integrations.redis.leases import LeaseEntry
+from kvferry.integrations.sglang.answer import Usage
+from kvferry.integrations.sglang.body import Body
+from kvferry.integrations.sglang.book import Entry
+from kvferry.integrations.sglang.fleet import path_key
+from kvferry.models.prefix import BLOCK_BYTES, BLOCK_TOKENS
+from kvferry.policy.decision import Decision
+from kvferry.policy.plan import Plan, Split
+from kvferry.policy.request import Request
+
+if TYPE_CHECKING:
+    from kvferry.integrations.sglang.ferry import Ferry
+
+
+@dataclass(slots=True, eq=False)
+class Passage:
+    """`decision` is the current one, `record` that of the first; `given_up` lists rescued plans."""
+
+    ferry: "Ferry"
+    body: Body
+    request: Request
+    hashes: tuple[int, ...]
+    started_s: float
+    decision: Decision | None = None
+    record: DecisionRecord | None = None
+    given_up: list[str] = field(default_factory=list)
+    attempt: int = 0
+    first_s: float | None = None
+    last_s: float | None = None
+    events: int = 0
+    usage: Usage = field(default_factory=Usage)
+    prefill_usage: Usage = field(default_factory=Usage)
+    error: str | None = None
+    _key: str = ""
+
+    def decide(self, excluded: Iterable[str]) -> Decision:
+        """Decide (again), and count the request on the chosen workers. Raises NoPlanError."""
+        ferry = self.ferry
+        cluster = ferry.fleet.cluster(self.request.model, excluded)
+        begun = time.perf_counter()
+        decision = ferry.policy.decide(self.request, cluster)
+        took_s = time.perf_counter() - begun
+        ferry.metrics.decide_s.observe(took_s)
+        self.decision = decision
+        self._enter(decision)
+        if self.record is None:
+            self.record = record_of(
+                self.request,
+                decision,
+                time_s=time.time(),
+                router=ferry.name,
+                decide_us=took_s * 1e6,
+                endpoint=self.body.endpoint.value,
+                stream=self.body.stream,
+            )
+            ferry.sink.decision(self.record)
+            ferry.recent.add(self.record)
+            if decision.safe_rule:
+                ferry.metrics.safe.labels(decision.reason.value).inc()
+        return decision
+
+    def prefilled(self) -> None:
+        """The prompt is computed and its KV has arrived."""
+        self.ferry.book.first_token(self._key)
+        self.ferry.sink.lease_prefill_done(self._key)
+
+    def first_byte(self) -> None:
+        if self.first_s is None:
+            self.first_s = self.ferry.clock()
+            self.prefilled()
+
+    def give_up(self) -> None:
+        """This plan failed before its first byte."""
+        assert self.decision is not None
+        self.given_up.append(self.decision.plan.key)
+        self.ferry.metrics.rescues.labels(self.decision.mode.value).inc()
+        self._leave()
+        self.attempt += 1
+
+    def finish(self, status: Status, error: str | None = None) -> None:
+        """The request has ended: release what it held, and say what came of it."""
+        self._leave()
+        decision, record = self.decision, self.record
+        if decision is None or record is None:
+            return
+        outcome = self._outcome(status, error or self.error, decision.plan)
+        ferry = self.ferry
+        ferry.sink.outcome(record.id, outcome)
+        done = joined(record, outcome)
+        ferry.sink.joined(done)
+        ferry.recent.add(done)
+        mode = decision.mode.value
+        ferry.metrics.requests.labels(self.body.endpoint.value, mode, record.reason, status).inc()
+        if status == "ok":
+            self._learn(decision, outcome)
+
+    def _enter(self, decision: Decision) -> None:
+        plan, request = decision.plan, self.request
+        self._key = f"{request.id}/{self.attempt}"
+        pre, dec = ends(plan)
+        held = request.held_tokens.get(pre, 0)
+        new = max(request.prompt_tokens - held, request.sequences)
+        context = request.prompt_tokens + int(request.sequences * request.expected_output_tokens)
+        path = ""
+        if isinstance(plan, Split):
+            members = self.ferry.fleet.members
+            link = self.ferry.fleet.link_of(members[pre].worker, members[dec].worker, plan.transport)
+            path = path_key(link)
+        self.ferry.book.start(
+            self._key,
+            Entry(pre, dec, path, new, request.sequences, context, start_s=self.ferry.clock()),
+        )
+        entries = [LeaseEntry(dec, 0, request.sequences, context), LeaseEntry(pre, new, 0, 0)]
+        if pre == dec:
+            entries = [LeaseEntry(pre, new, request.sequences, context)]
+        self.ferry.sink.lease_acquire(self._key, entries)
+
+    def _leave(self) -> None:
+        if self._key:
+            self.ferry.book.end(self._key)
+            self.ferry.sink.lease_release(self._key)
+            self._key = ""
+
+    def _outcome(self, status: Status, error: str | None, plan: Plan) -> Outcome:
+        usage, before = self.usage, self.prefill_usage
+        output = usage.output_tokens if usage.output_tokens is not None else (self.events or None)
+        itl_s = None
+        if self.body.stream and self.first_s is not None and self.last_s is not None and (output or 0) > 1:
+            itl_s = (self.last_s - self.first_s) / ((output or 2) / self.request.sequences - 1 or 1)
+        split = isinstance(plan, Split)
+        source = before if split else usage
+        rescued = bool(self.given_up)
+        return Outcome(
+            status=status,
+            ttft_s=self._ttft_s(),
+            itl_s=itl_s,
+            e2e_s=self.ferry.clock() - self.started_s,
+            output_tokens=output,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=source.cached_tokens,
+            stages=Stages(
+                queue_s=source.queue_s,
+                prefill_s=source.prefill_s,
+                transfer_s=before.after_prefill_s if split else None,
+            ),
+            rescued_from=tuple(self.given_up),
+            served_by=plan.key if rescued and status == "ok" else "",
+            error=error,
+        )
+
+    def _ttft_s(self) -> float | None:
+        """Seen at the door when streamed; else as the worker tells it, when it does."""
+        if self.body.stream:
+            return self.first_s - self.started_s if self.first_s is not None else None
+        return self.usage.first_token_s
+
+    def _learn(self, decision: Decision, outcome: Outcome) -> None:
+        ferry, body, request = self.ferry, self.body, self.request
+        if not body.exact and outcome.prompt_tokens:
+            ferry.ratio.learn(request.model, body.endpoint.value, body.prompt_units, outcome.prompt_tokens)
+        pre, dec = ends(decision.plan)
+        for worker, usage in ((pre, self.prefill_usage if pre != dec else self.usage), (dec, self.usage)):
+            member = ferry.fleet.members.get(worker)
+            if member is None or not member.caches_prefixes:
+                continue
+            if usage.cached_tokens is not None and len(body.prompts) == 1:
+                per_block = BLOCK_TOKENS if body.exact else BLOCK_BYTES * ferry.per_byte(request.model, body)
+                expected = round(request.held_tokens.get(worker, 0) / per_block)
+                member.prefixes.correct(expected, round(usage.cached_tokens / per_block))
+            member.prefixes.add(self.hashes)
+        mode = decision.mode.value
+        if isinstance(decision.plan, Split):
+            ferry.metrics.moved_bytes.inc(decision.costs.moved_bytes)
+            ferry.fleet.contacted(decision.plan.key)
+            ferry.fleet.breakers.succeeded(decision.plan.key)
+        if outcome.ttft_s:
+            ferry.metrics.ttft_s.labels(mode).observe(outcome.ttft_s)
+            if not self.given_up:
+                predicted = decision.costs.ttft_s
+                ferry.metrics.ttft_error.labels(mode).observe(
+                    abs(predicted.p50 - outcome.ttft_s) / outcome.ttft_s
+                )
+                ferry.metrics.covered.labels(str(outcome.ttft_s <= predicted.p90).lower()).inc()
+
+
+def ends(plan: Plan) -> tuple[str, str]:
+    """Ids of the workers that prefill and decode."""
+    return (plan.prefill, plan.decode) if isinstance(plan, Split) else (plan.worker, plan.worker)

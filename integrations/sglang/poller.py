@@ -1,0 +1,174 @@
+"""Agentless telemetry: what workers answer about themselves, asked again and again."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import aiohttp
+
+from kvferry.integrations.sglang.describe import NotAWorkerError, worker_of
+from kvferry.integrations.sglang.fleet import Fleet, snapshot_age_s
+from kvferry.policy.worker import Role
+
+log = logging.getLogger("kvferry.poller")
+
+LOADS = "/v1/loads?include=core,disagg,queues,memory"
+POLL_TIMEOUT_S = 2.0
+HEALTH_TIMEOUT_S = 5.0
+FAILED_POLLS = 2
+# An idle worker publishes about once a second and a busy one with every prefill; a scheduler that has
+# been silent for this long is asked whether it lives.
+SILENT_AFTER_S = 10.0
+RETRY_S = 0.5
+WATCHED = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A worker to watch: its URL, the role it must have (None: whatever it says) and a port it does not
+    tell itself."""
+
+    url: str
+    role: Role | None = None
+    bootstrap_port: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Poller:
+    """One task per worker; `on_change` hears of every worker that comes or goes."""
+
+    fleet: Fleet
+    session: aiohttp.ClientSession
+    targets: Sequence[Target]
+    interval_s: float = 0.25
+    headers: Mapping[str, str] = field(default_factory=dict)
+    on_change: Callable[[str], None] = lambda _: None
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _wakes: dict[str, asyncio.Event] = field(default_factory=dict)
+    _told: dict[str, str] = field(default_factory=dict)
+
+    def start(self) -> None:
+        for target in self.targets:
+            self._wakes[target.url] = asyncio.Event()
+            self._tasks.append(asyncio.create_task(self._watch(target), name=f"poll {target.url}"))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def suspect(self, worker_id: str, why: str) -> None:
+        """A request failed on this worker: use it no more until it says that it is healthy."""
+        self._drop(worker_id, why)
+        self.ask(worker_id)
+
+    def ask(self, worker_id: str) -> None:
+        """Poll this worker now rather than at the next tick."""
+        if worker_id in self._wakes:
+            self._wakes[worker_id].set()
+
+    async def _watch(self, target: Target) -> None:
+        failed = 0
+        while True:
+            member = self.fleet.members.get(target.url)
+            if member is None or not member.worker.healthy:
+                failed = 0
+                admitted = await self._admit(target)
+                await self._pause(target, self.interval_s if admitted else RETRY_S)
+                continue
+            try:
+                answer = await self._loads(target.url)
+                self.fleet.read_loads(target.url, answer)
+                failed = 0
+                if snapshot_age_s(answer) > SILENT_AFTER_S and not await self._healthy(target.url):
+                    self._drop(target.url, f"scheduler silent for {SILENT_AFTER_S:g} s and not healthy")
+            except WATCHED as error:
+                failed += 1
+                refused = isinstance(error, aiohttp.ClientConnectorError)
+                if refused or failed >= FAILED_POLLS:
+                    self._drop(target.url, f"does not answer: {_why(error)}")
+            await self._pause(target, self.interval_s)
+
+    async def _admit(self, target: Target) -> bool:
+        """Ask a new or lost worker what it is; it is used once it says that it is healthy."""
+        try:
+            loads = await self._loads(target.url)
+            info = await self._json(target.url, "/server_info")
+            worker = worker_of(target.url, info, loads, target.bootstrap_port)
+            if target.role is not None and worker.role is not target.role:
+                raise NotAWorkerError(
+                    f"{target.url} was given as a {target.role} worker but says it is {worker.role}"
+                )
+            if not await self._healthy(target.url):
+                return False
+        except WATCHED as error:
+            self._tell(target.url, f"{target.url}: {_why(error)}", logging.WARNING)
+            return False
+        except Exception:  # a worker's odd answer must not end the watch over it
+            log.exception("%s: cannot read what this worker says of itself", target.url)
+            return False
+        self.fleet.admit(worker)
+        self.fleet.read_loads(worker.id, loads)
+        self._tell(worker.id, f"{worker.id}: {worker.role} worker of {worker.model} is up", logging.INFO)
+        self.on_change(worker.id)
+        return True
+
+    def _drop(self, worker_id: str, why: str) -> None:
+        member = self.fleet.members.get(worker_id)
+        if member is not None and member.worker.healthy:
+            self.fleet.drop(worker_id, why)
+            self._tell(worker_id, f"{worker_id}: down: {why}", logging.WARNING)
+            self.on_change(worker_id)
+
+    def _tell(self, key: str, message: str, level: int) -> None:
+        if self._told.get(key) != message:
+            self._told[key] = message
+            log.log(level, "%s", message)
+
+    async def _loads(self, url: str) -> dict[str, Any]:
+        answer = await self._json(url, LOADS)
+        answer["answered_s"] = _unix_s(answer.get("timestamp"))
+        return answer
+
+    async def _json(self, url: str, path: str) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=POLL_TIMEOUT_S)
+        async with self.session.get(url + path, timeout=timeout, headers=self.headers) as response:
+            if response.status != 200:
+                raise NotAWorkerError(f"GET {path} answered {response.status}")
+            answer = await response.json(content_type=None)
+            if not isinstance(answer, dict):
+                raise NotAWorkerError(f"GET {path} answered no JSON object")
+            return answer
+
+    async def _healthy(self, url: str) -> bool:
+        timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+        try:
+            async with self.session.get(url + "/health", timeout=timeout, headers=self.headers) as response:
+                return response.status == 200
+        except WATCHED as error:
+            self._tell(url, f"{url}/health: {_why(error)}", logging.WARNING)
+            return False
+
+    async def _pause(self, target: Target, seconds: float) -> None:
+        wake = self._wakes[target.url]
+        try:
+            async with asyncio.timeout(seconds):
+                await wake.wait()
+        except TimeoutError:
+            pass
+        wake.clear()
+
+
+def _unix_s(text: object) -> float | None:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return None
+
+
+def _why(error: BaseException) -> str:
+    text = str(error)
+    return text if text else type(error).__name__

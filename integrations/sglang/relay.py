@@ -1,0 +1,150 @@
+"""From a worker's answer to the client: bytes as they came, an error event when the worker is lost."""
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+
+import aiohttp
+from aiohttp import web
+
+from kvferry.integrations.sglang.answer import usage_of
+from kvferry.integrations.sglang.errors import ApiError, Upstream
+from kvferry.integrations.sglang.ferry import Ferry
+from kvferry.integrations.sglang.legs import Answer, Call, LegFailed
+from kvferry.integrations.sglang.merge import events_by_index, merged, merged_event
+from kvferry.integrations.sglang.passage import Passage
+
+log = logging.getLogger("kvferry.relay")
+
+HOP_BY_HOP = frozenset(
+    (
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "content-length",
+        "content-encoding",
+        "date",
+        "server",
+    )
+)
+TAIL_BYTES = 1 << 18
+
+
+def client_headers(headers: Mapping[str, str], passage: Passage | None = None) -> dict[str, str]:
+    """A worker's headers as they go to the client, with the request's id and plan."""
+    kept = {name: value for name, value in headers.items() if name.lower() not in HOP_BY_HOP}
+    if passage is not None:
+        kept["x-kvferry-id"] = passage.request.id
+        if passage.decision is not None:
+            kept["x-kvferry-plan"] = passage.decision.plan.key
+    return kept
+
+
+def failure_response(failed: LegFailed, passage: Passage) -> web.Response:
+    """A worker's own error with its status, body and headers; ours where it gave none."""
+    if failed.body:
+        return web.Response(
+            status=failed.status, body=failed.body, headers=client_headers(failed.headers, passage)
+        )
+    kind = "invalid_request_error" if failed.status < 500 else "upstream_error"
+    error = ApiError(str(failed), status=failed.status, kind=kind)
+    return error.response()
+
+
+async def relay(
+    ferry: Ferry, passage: Passage, answer: Answer, call: Call, request: web.Request
+) -> web.StreamResponse:
+    """Pass an answer on. Whatever ends it early is told to the client and aborted on the workers."""
+    if not passage.body.stream:
+        return await _whole(ferry, passage, answer)
+    return await _stream(ferry, passage, answer, call, request)
+
+
+async def _whole(ferry: Ferry, passage: Passage, answer: Answer) -> web.Response:
+    passage.first_byte()
+    body, endpoint = answer.first, passage.body.endpoint
+    await read_prefill(passage, answer, wait=passage.body.input_logprobs)
+    if answer.prefill is not None and passage.body.input_logprobs:
+        body = merged(endpoint, answer.prefill.result().first, body)
+    passage.usage = usage_of(endpoint, body, stream=False)
+    passage.finish("ok")
+    return web.Response(status=answer.status, body=body, headers=client_headers(answer.headers, passage))
+
+
+async def _stream(
+    ferry: Ferry, passage: Passage, answer: Answer, call: Call, request: web.Request
+) -> web.StreamResponse:
+    response = web.StreamResponse(status=answer.status, headers=client_headers(answer.headers, passage))
+    tail = bytearray()
+    try:
+        chunks = _chunks(ferry, answer)
+        if answer.prefill is not None and passage.body.input_logprobs:
+            chunks = _with_logprobs(passage, answer, chunks)
+        await response.prepare(request)
+        async for chunk in chunks:
+            await response.write(chunk)
+            passage.first_byte()
+            passage.last_s = ferry.clock()
+            passage.events += chunk.count(b"data: {")
+            tail += chunk
+            if len(tail) > 2 * TAIL_BYTES:
+                del tail[:-TAIL_BYTES]
+        await response.write_eof()
+    except (aiohttp.ClientError, LegFailed) as error:
+        # the client already has a part: say that the rest will not come, and send no [DONE]
+        ferry.legs.abort(call)
+        lost = Upstream(f"{answer.worker}: connection lost while streaming: {error}")
+        passage.finish("failed", str(lost))
+        await response.write(lost.event())
+        await response.write_eof()
+        return response
+    except (ConnectionResetError, BrokenPipeError):
+        answer.response.close()
+        ferry.legs.abort(call)
+        passage.finish("cancelled", "client left")
+        return response
+    except BaseException:
+        answer.response.close()
+        ferry.legs.abort(call)
+        raise
+    passage.usage = usage_of(passage.body.endpoint, bytes(tail), stream=True)
+    await read_prefill(passage, answer, wait=False)
+    passage.finish("ok")
+    return response
+
+
+async def read_prefill(passage: Passage, answer: Answer, *, wait: bool) -> None:
+    """Take what the prefill worker's answer tells; `wait` for it when the client needs it."""
+    if answer.prefill is None:
+        return
+    if wait:
+        await answer.prefill
+    if answer.prefill.done() and not answer.prefill.cancelled() and answer.prefill.exception() is None:
+        body = answer.prefill.result().first
+        passage.prefill_usage = usage_of(passage.body.endpoint, body, passage.body.stream)
+
+
+async def _chunks(ferry: Ferry, answer: Answer) -> AsyncIterator[bytes]:
+    yield answer.first
+    with ferry.legs.watched(answer.worker, answer.response.close):
+        async for chunk in answer.response.content.iter_any():
+            yield chunk
+
+
+async def _with_logprobs(
+    passage: Passage, answer: Answer, chunks: AsyncIterator[bytes]
+) -> AsyncIterator[bytes]:
+    """Re-written events: the one case in which a stream is parsed, since only the prefill worker knows."""
+    assert answer.prefill is not None
+    before = events_by_index((await answer.prefill).first)
+    rest = b""
+    async for chunk in chunks:
+        *events, rest = (rest + chunk).split(b"\n\n")
+        if events:
+            yield b"".join(merged_event(passage.body.endpoint, before, event) + b"\n\n" for event in events)
+    if rest:
+        yield rest

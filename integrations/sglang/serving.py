@@ -1,0 +1,111 @@
+"""Bringing the router up and down: the parts, in the order in which they need each other."""
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp import web
+
+from kvferry.integrations.log.jsonl import JsonlWriter
+from kvferry.integrations.redis.connection import Store, open_store
+from kvferry.integrations.redis.sink import Sink
+from kvferry.integrations.redis.url import StoreError
+from kvferry.integrations.redis.view import View
+from kvferry.integrations.sglang.book import Book
+from kvferry.integrations.sglang.breaker import Breakers
+from kvferry.integrations.sglang.ferry import Ferry
+from kvferry.integrations.sglang.fleet import Fleet
+from kvferry.integrations.sglang.legs import Legs
+from kvferry.integrations.sglang.links import Links
+from kvferry.integrations.sglang.poller import Poller
+from kvferry.integrations.sglang.publisher import Publisher
+from kvferry.integrations.sglang.router import make_app
+from kvferry.integrations.sglang.settings import Settings
+from kvferry.integrations.state import log_path, state_dir
+from kvferry.policy import baselines, expected_loss  # noqa: F401  (they register themselves)
+from kvferry.policy.base import make
+
+log = logging.getLogger("kvferry")
+
+# uvicorn closes a connection that has been idle for 5 s: ours must let go of it earlier.
+WORKER_KEEPALIVE_S = 3.0
+SHUTDOWN_S = 5.0
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
+    """The router, serving; yields it and its URL. Raises StoreError, ConfigError, ValueError or OSError,
+    each with one clear line, when it cannot start."""
+    policy = make(settings.policy)
+    links = Links.load(settings.config, settings.path_classes)
+    listener = _listen(settings.host, settings.port)
+    url = f"http://{settings.host}:{listener.getsockname()[1]}"
+    name = settings.name or f"{socket.gethostname()}:{listener.getsockname()[1]}"
+    store = await open_store(settings.redis.get_secret_value() if settings.redis else None)
+    if store.embedded is None:
+        await _tell_store(store)
+    file = None if settings.no_log_file else JsonlWriter(settings.log_file or log_path())
+    sink = Sink(store, router=name, state_dir=state_dir(), log=file)
+    view = View(store, router=name, health=sink.health)
+    book = Book(time.monotonic)
+    breakers = Breakers(time.monotonic)
+    fleet = Fleet(time.monotonic, links.of, book, breakers, others=lambda: view.others)
+    key = settings.api_key.get_secret_value() if settings.api_key else None
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=WORKER_KEEPALIVE_S)
+    async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+        poller = Poller(
+            fleet,
+            session,
+            settings.targets,
+            settings.poll_interval_s,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
+        publisher = Publisher(store, fleet, sink.health, router=name)
+        legs = Legs(session, fleet)
+        rng = random.Random(int.from_bytes(os.urandom(16)))
+        ferry = Ferry(settings, name, policy, fleet, book, legs, poller, sink, time.monotonic, rng)
+        ferry.metrics.watch(fleet, sink)
+        runner = web.AppRunner(
+            make_app(ferry), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
+        )
+        await runner.setup()
+        for part in (sink, view, publisher, poller):
+            part.start()
+        try:
+            await web.SockSite(runner, listener).start()
+            if settings.prometheus_port is not None:
+                await web.SockSite(runner, _listen(settings.host, settings.prometheus_port)).start()
+            yield ferry, url
+        finally:
+            await runner.cleanup()
+            await legs.close()
+            await poller.stop()
+            await publisher.close()
+            await view.close()
+            await sink.close()
+            await store.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        listener = socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+async def _tell_store(store: Store) -> None:
+    try:
+        async with asyncio.timeout(2.0):
+            await store.check()
+    except (StoreError, TimeoutError) as error:
+        log.warning("%s; routing goes on, the log waits on disk", error or f"store {store.label} is silent")

@@ -1,0 +1,36 @@
+"""What `kvferry serve` can be told, by flag or by environment (KVFERRY_<NAME>)."""
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from kvferry.integrations.sglang.poller import Target
+
+MIB = 1 << 20
+
+
+class Settings(BaseSettings):
+    """Defaults work without any configuration but the workers' URLs."""
+
+    model_config = SettingsConfigDict(env_prefix="KVFERRY_", extra="ignore", arbitrary_types_allowed=True)
+
+    targets: tuple[Target, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = Field(30000, ge=0, le=65535)
+    policy: str = "kvferry"
+    api_key: SecretStr | None = None
+    redis: SecretStr | None = None
+    config: Path | None = None
+    path_classes: dict[str, str] = {}
+    request_timeout_secs: float = Field(1800.0, gt=0)
+    max_payload_size: int = Field(4 * MIB, gt=0)
+    max_attempts: int = Field(3, ge=1, le=10)
+    slo_ttft_s: float = Field(2.0, gt=0)
+    slo_itl_s: float = Field(0.05, gt=0)
+    poll_interval_s: float = Field(0.25, gt=0)
+    log_file: Path | None = None
+    no_log_file: bool = False
+    prometheus_port: int | None = Field(None, ge=0, le=65535)
+    log_level: str = "info"
+    name: str = ""
