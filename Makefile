@@ -11,7 +11,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STACK := integrations/sglang/local
 STAMP := .venv/setup.stamp
-LINKS := build/links/kvferry
+LINKS := .venv/links/kvferry
 NO_STACK = echo "pip cannot have SGLang's CPU stack here: it needs Linux on x86-64 and Python 3.11" >&2; exit 1
 
 .DEFAULT_GOAL := help
@@ -35,7 +35,7 @@ check: links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	PYTHONPATH=build/links $(BIN)/lint-imports
+	PYTHONPATH=.venv/links $(BIN)/lint-imports
 
 clean: ## remove .venv and everything built
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .demo

@@ -29,6 +29,10 @@ _ENV = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "PYTHONUNBUFFERED": "1",
+    # A decode worker caches where a prefill worker listens and forgets it after missed heartbeats. By default
+    # it misses a prefill that is back on its port within 10 s, and all later requests of the pair time out.
+    "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",
+    "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "1",
     # Needs pinned memory.
     "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0",
     # Mooncake's wheel without CUDA has TCP alone.

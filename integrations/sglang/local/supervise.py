@@ -27,9 +27,13 @@ def main(parent: int, command: list[str]) -> int:
     libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    me = os.getpid()
+    running, started = os.pipe()  # both ends close by themselves when the child becomes the command
     group = os.fork()
     if group == 0:
-        _become(libc, command)
+        _become(libc, command, me)
+    os.close(started)
+    os.read(running, 1)  # until then the child could outlive us
     print(group, flush=True)
     status: int | None = None
     while status is None and not asked and os.getppid() == parent:
@@ -40,11 +44,13 @@ def main(parent: int, command: list[str]) -> int:
     return 1 if status is None else os.waitstatus_to_exitcode(status)
 
 
-def _become(libc: ctypes.CDLL, command: list[str]) -> None:
+def _become(libc: ctypes.CDLL, command: list[str], supervisor: int) -> None:
     """Turn the forked child into `command`, tied to the supervisor's life. Never returns."""
     try:
         os.setsid()
         libc.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != supervisor:
+            os._exit(127)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.dup2(2, 1)  # stdout told the group's id; from here on both streams go to the log
         os.execvp(command[0], command)
