@@ -1,7 +1,9 @@
 """What a policy is, and the registry of them."""
 
+import math
 import re
 from collections.abc import Callable
+from inspect import signature
 from typing import Protocol, TypeVar
 
 from kvferry.policy.cluster import Cluster
@@ -40,16 +42,30 @@ def register(name: str) -> Callable[[type[P]], type[P]]:
 
 def names() -> list[str]:
     """The public names of all policies."""
-    return sorted(_FACTORIES)
+    return sorted(_registry())
 
 
 def make(spec: str) -> Policy:
     """A policy from `name` or `name(number, ...)`, such as `coin(0.5)`; ValueError says what is wrong."""
     match = _SPEC.match(spec.replace(" ", ""))
-    if match is None or match["name"] not in _FACTORIES:
+    registry = _registry()
+    if match is None or match["name"] not in registry:
         raise ValueError(f"unknown policy {spec!r}: known are {', '.join(names())}")
+    factory, args = registry[match["name"]], match["args"]
+    takes = len(signature(factory).parameters)
     try:
-        numbers = [float(text) for text in (match["args"] or "").split(",") if text]
-        return _FACTORIES[match["name"]](*numbers)
-    except (TypeError, ValueError) as error:
+        numbers = [float(text) for text in args.split(",")] if args else []
+        if not all(math.isfinite(number) for number in numbers):
+            raise ValueError("its parameters must be finite numbers")
+        if len(numbers) > takes:
+            raise ValueError(f"it takes at most {takes} numbers, not {len(numbers)}")
+        return factory(*numbers)
+    except ValueError as error:
         raise ValueError(f"policy {spec!r}: {error}") from error
+
+
+def _registry() -> dict[str, Callable[..., Policy]]:
+    # The variants import this module, so they are found here and not at the top.
+    from kvferry.policy import baselines, expected_loss  # noqa: F401
+
+    return _FACTORIES

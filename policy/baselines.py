@@ -3,7 +3,7 @@
 Each decides the mode by its own published rule; within the mode every one of them places by the least
 prefill and decode load, own in-flight work included, so that comparisons judge the rule and not its
 placement (`random_by_workers` alone draws its workers, as it does in the field). A mode without a usable
-plan yields to the other with `only_option`. Rules that need history (`ppd_table`,
+plan yields to the other, with `only_option` or what blocked it. Rules that need history (`ppd_table`,
 `pinned_conversation`) and `oracle` are not here.
 """
 
@@ -17,14 +17,17 @@ from kvferry.policy.candidates import Bools, Floats
 from kvferry.policy.cluster import Cluster
 from kvferry.policy.decision import Decision, Reason
 from kvferry.policy.evaluation import Evaluation
-from kvferry.policy.predict import ADMISSION, P50, QUEUE
+from kvferry.policy.predict import ADMISSION, QUEUE
 from kvferry.policy.request import Request
+from kvferry.policy.score import MIN_SLO_S
 
 
 def load_s(evaluation: Evaluation) -> Floats:
     """[P] seconds of work in front of each plan: prefill queue, KV room, and the decode batch's step."""
     prediction = evaluation.prediction
-    return prediction.terms[QUEUE, P50] + prediction.terms[ADMISSION, P50] + prediction.dec_itl_s
+    itl_s = prediction.standing.itls_s[0][evaluation.cluster.candidates.dec]
+    load: Floats = prediction.terms[QUEUE] + prediction.terms[ADMISSION] + itl_s
+    return load
 
 
 def least(evaluation: Evaluation, among: Bools) -> int:
@@ -45,11 +48,10 @@ class ModeRule:
 
     def decide(self, request: Request, cluster: Cluster) -> Decision:
         evaluation = Evaluation.of(request, cluster)
-        has_split, has_colocated = bool(evaluation.split.any()), bool(evaluation.colocated.any())
-        share = min(1.0, max(0.0, self.split_share(evaluation)))
-        if not (has_split and has_colocated):
+        if not (evaluation.split.any() and evaluation.colocated.any()):
             row, chance = self.place(evaluation, evaluation.usable)
-            return evaluation.decide(row, self.name, Reason.ONLY_OPTION, propensity_plan=chance)
+            return evaluation.decide(row, self.name, propensity_plan=chance)
+        share = self.split_share(evaluation)
         split = draw.unit(request.seed) < share
         row, chance = self.place(evaluation, evaluation.split if split else evaluation.colocated)
         mode_chance = share if split else 1.0 - share
@@ -229,8 +231,9 @@ class AibrixCombined(ModeRule):
     def split_share(self, evaluation: Evaluation) -> float:
         state, table = evaluation.cluster.state, evaluation.cluster.candidates
         queue_s = (state.foreign_prefill_tokens + state.own_prefill_tokens) * state.prefill_s_per_token
-        held = (state.foreign_context_tokens + state.own_context_tokens) / state.max_total_tokens
-        load = np.maximum(queue_s / evaluation.request.slo.ttft_s, held)
+        room = np.maximum(state.max_total_tokens, 1.0)
+        held = (state.foreign_context_tokens + state.own_context_tokens) / room
+        load = np.maximum(queue_s / max(evaluation.request.slo.ttft_s, MIN_SLO_S), held)
         combined = load[table.dec[least(evaluation, evaluation.colocated)]]
         pair = least(evaluation, evaluation.split)
         return float(

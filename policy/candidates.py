@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry.policy.decision import Reason
-from kvferry.policy.kvshape import element_bytes
+from kvferry.policy.kvshape import element_bytes, padded_tokens
 from kvferry.policy.layout import Relation, RelationKind, relate
 from kvferry.policy.link import Link
 from kvferry.policy.plan import Colocated, Plan, Split
@@ -22,13 +22,17 @@ LinkOf = Callable[[Worker, Worker, str], Link]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """W workers (sorted by id) and the P plans they allow, colocated first, then by key.
+    """W workers (sorted by id) and the P plans they allow: `colocated_count` colocated ones first.
 
     `pre`, `dec`: [P] index of the worker that prefills and that decodes (equal when colocated).
-    Link columns are [P] and zero for colocated plans. `wire_bytes`: moved bytes per token of growing and
-    of window layers; `merged_descriptors`: descriptors of one contiguous run (0 where pages never
-    merge). `link_index` numbers the distinct links, so that moves in flight can be counted on each.
-    `impossible` gives reason code and text for every plan or pair that cannot run.
+    `page_tokens` and `decodes` (1 where a worker can hold running decodes, 0 on prefill workers) are [W].
+    Link columns are [P] and zero for colocated plans. `wire_bytes`, `window_wire_bytes`: moved bytes per
+    token of the growing and of the window layers, the latter for at most `window_tokens` per sequence;
+    `bounded`: there are such layers, or a fixed state. `merged_descriptors`: descriptors of one
+    contiguous run (0 where pages never merge).
+    `link_index` numbers the distinct links, so that moves in flight can be counted on each. `every` is
+    true for all plans. `impossible` gives reason code and text for every plan or pair that cannot run.
+    All workers serve one model.
     """
 
     workers: tuple[Worker, ...]
@@ -38,6 +42,11 @@ class Candidates:
     links: tuple[Link, ...]
     relations: tuple[Relation | None, ...]
     impossible: Mapping[str, tuple[Reason, str]]
+    colocated_count: int
+    bounded: bool
+    every: Bools
+    page_tokens: Floats
+    decodes: Floats
     pre: Ints
     dec: Ints
     split: Bools
@@ -50,8 +59,8 @@ class Candidates:
     meeting_s_per_byte: Floats
     wire_bytes: Floats
     window_wire_bytes: Floats
+    window_tokens: Floats
     fixed_bytes: Floats
-    page_tokens: Floats
     descriptors_per_token: Floats
     merged_descriptors: Floats
     repack_s_per_byte: Floats
@@ -78,7 +87,8 @@ class Candidates:
                     impossible[Colocated(worker.id).key] = (Reason.WORKER_DOWN, f"{worker.id} is down")
         for src in (worker for worker in fleet if worker.role is Role.PREFILL):
             for dst in (worker for worker in fleet if worker.role is Role.DECODE):
-                for transport in sorted(set(src.transports) & set(dst.transports)):
+                shared = sorted(set(src.transports) & set(dst.transports))
+                for transport in shared:
                     plan = Split(src.id, dst.id, transport)
                     refused = _refusal(plan, src, dst, down or {})
                     if refused:
@@ -87,7 +97,7 @@ class Candidates:
                     split.append(
                         (plan, relate(src.layout, dst.layout, src.shape), link_of(src, dst, transport))
                     )
-                if not set(src.transports) & set(dst.transports):
+                if not shared:
                     impossible[f"split:{src.id}>{dst.id}"] = (
                         Reason.INCOMPATIBLE_LAYOUT,
                         f"no common transport: {list(src.transports)} and {list(dst.transports)}",
@@ -110,7 +120,6 @@ class Candidates:
         link_index = np.zeros(len(rows), dtype=np.intp)
         pre = np.zeros(len(rows), dtype=np.intp)
         dec = np.zeros(len(rows), dtype=np.intp)
-        columns["page_tokens"][:] = 1.0
         for row, (plan, relation, link) in enumerate(rows):
             if isinstance(plan, Colocated):
                 pre[row] = dec[row] = index[plan.worker]
@@ -135,6 +144,11 @@ class Candidates:
             links=tuple(distinct),
             relations=tuple(row[1] for row in rows),
             impossible=impossible,
+            colocated_count=sum(isinstance(row[0], Colocated) for row in rows),
+            bounded=bool(columns["window_wire_bytes"].any() or columns["fixed_bytes"].any()),
+            every=np.ones(len(rows), dtype=np.bool_),
+            page_tokens=np.array([float(max(1, worker.layout.page_size)) for worker in fleet]),
+            decodes=np.array([float(worker.role is not Role.PREFILL) for worker in fleet]),
             pre=pre,
             dec=dec,
             split=np.array([isinstance(row[0], Split) for row in rows], dtype=np.bool_),
@@ -152,8 +166,8 @@ _COLUMNS = (
     "meeting_s_per_byte",
     "wire_bytes",
     "window_wire_bytes",
+    "window_tokens",
     "fixed_bytes",
-    "page_tokens",
     "descriptors_per_token",
     "merged_descriptors",
     "repack_s_per_byte",
@@ -169,6 +183,8 @@ def _refusal(plan: Split, src: Worker, dst: Worker, down: Mapping[str, str]) -> 
             return Reason.WORKER_DOWN, f"{worker.id} is down"
     if src.bootstrap_port is None:
         return Reason.INCOMPATIBLE_LAYOUT, f"{src.id} tells no bootstrap port"
+    if src.model != dst.model:
+        return Reason.INCOMPATIBLE_LAYOUT, f"{src.model} on prefill, {dst.model} on decode"
     relation = relate(src.layout, dst.layout, src.shape)
     if not relation.possible:
         return Reason.INCOMPATIBLE_LAYOUT, relation.reason
@@ -182,19 +198,21 @@ def _split_row(src: Worker, dst: Worker, relation: Relation, link: Link) -> dict
     shape = src.shape
     element = element_bytes(src.layout.dtype)
     per_run = relation.descriptors_per_token * src.layout.page_size
+    slow = min(link.beta_low_bytes_per_s, link.beta_bytes_per_s)
+    repack = 2.0 / STAGING_BYTES_PER_S if relation.kind is RelationKind.STAGED else 0.0
     merges = link.merges_runs and relation.kind is RelationKind.DIRECT
     return {
         "alpha_s": link.alpha_s,
-        "s_per_byte": 1.0 / link.beta_bytes_per_s,
-        "s_per_byte_slow": 1.0 / min(link.beta_low_bytes_per_s, link.beta_bytes_per_s),
+        "s_per_byte": 1.0 / max(link.beta_bytes_per_s, 1.0),
+        "s_per_byte_slow": 1.0 / max(slow, 1.0),
         "gamma_s": link.gamma_s_per_descriptor,
         "meeting_s": link.first_contact_s,
         "meeting_s_per_byte": link.registration_s_per_byte,
         "wire_bytes": shape.elements_per_token(tp) * element,
         "window_wire_bytes": shape.window_elements_per_token(tp) * element,
+        "window_tokens": float(padded_tokens(shape.window_tokens, src.layout.page_size)),
         "fixed_bytes": float(shape.fixed_bytes),
-        "page_tokens": float(src.layout.page_size),
         "descriptors_per_token": 0.0 if merges else relation.descriptors_per_token,
         "merged_descriptors": per_run if merges else 0.0,
-        "repack_s_per_byte": 2.0 / STAGING_BYTES_PER_S if relation.kind is RelationKind.STAGED else 0.0,
+        "repack_s_per_byte": repack,
     }

@@ -17,7 +17,8 @@ class State:
     counters; `own_*` is work that kvferry routers dispatched and have not seen finished, exact at
     dispatch, so that stale counters cannot make routers herd (facts: 1 s of staleness without it costs
     46% of goodput). `prefill_share`: part of recent time a worker spent prefilling. `arrivals_per_s`:
-    requests recently dispatched to it. `moves` is [L]: moves in flight on each link.
+    requests recently dispatched to it. `moves` is [L]: moves in flight on each link. Chunks, KV room and
+    batch slots are at least 1, as `of` sees to.
     """
 
     prefill_base_s: Floats
@@ -58,10 +59,13 @@ class State:
             decode_base_s=column(lambda w: w.speed.decode_base_s),
             decode_s_per_sequence=column(lambda w: w.speed.decode_s_per_sequence),
             decode_s_per_context_token=column(lambda w: w.speed.decode_s_per_context_token),
-            chunk_tokens=column(lambda w: w.speed.chunk_tokens),
+            # SGLang's -1 switches chunking off: the whole prompt is one chunk.
+            chunk_tokens=column(
+                lambda w: w.speed.chunk_tokens if w.speed.chunk_tokens > 0 else max(1, w.context_length)
+            ),
             spread=column(lambda w: w.speed.spread),
-            max_total_tokens=column(lambda w: w.max_total_tokens),
-            max_running_requests=column(lambda w: w.max_running_requests),
+            max_total_tokens=column(lambda w: max(1, w.max_total_tokens)),
+            max_running_requests=column(lambda w: max(1, w.max_running_requests)),
             context_length=column(lambda w: w.context_length),
             foreign_prefill_tokens=column(lambda w: w.load.foreign_prefill_tokens),
             foreign_decodes=column(lambda w: w.load.foreign_decodes),

@@ -13,7 +13,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Predicted terms of one plan, in seconds; `harm` is a loss in expected lost requests.
+    """Predicted terms of one plan, in seconds; `score` is a loss in expected lost requests.
 
     queue: before prefill starts, bootstrap included. transfer: only what prefill does not hide.
     admission: waiting for KV room and the decode queue. ttft = queue + prefill + transfer + repack +

@@ -15,9 +15,10 @@ class Reason(StrEnum):
     SHORT_OUTPUT = "short_output"  # too few tokens to decode for a move to pay back
     CONGESTED_PATH = "congested_path"  # other moves share the path
     SLOW_PATH = "slow_path"  # the path itself is too slow for these bytes
-    INCOMPATIBLE_LAYOUT = "incompatible_layout"  # no pair can exchange KV
+    INCOMPATIBLE_LAYOUT = "incompatible_layout"  # the pair (chosen: every pair) cannot exchange KV
     QUEUE_GAIN = "queue_gain"  # less work waits in front
     FASTER_PREFILL = "faster_prefill"
+    FASTER_DECODE = "faster_decode"  # its own tokens come faster
     PROTECTS_DECODES = "protects_decodes"  # running decodes are spared
     PROTECTS_QUEUE = "protects_queue"  # the prefill queue behind is spared
     KV_PRESSURE = "kv_pressure"  # the other choice has no room for the KV
@@ -32,6 +33,7 @@ class Reason(StrEnum):
     PATH_DOWN = "path_down"
     TOO_LARGE = "too_large"  # prompt + output exceed the worker's KV room or context
     EXCLUDED = "excluded"  # already tried for this request
+    NO_PARTNER = "no_partner"  # a prefill worker without a decode worker, or the other way round
 
 
 @dataclass(frozen=True, slots=True)

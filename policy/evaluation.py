@@ -1,18 +1,20 @@
 """All plans of one request, predicted and scored, and how a choice among them becomes a Decision."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvferry.policy.candidates import Bools
+from kvferry.policy.candidates import Bools, Floats
 from kvferry.policy.cluster import Cluster
 from kvferry.policy.costs import Costs
 from kvferry.policy.decision import Decision, NoPlanError, Reason
-from kvferry.policy.predict import P90, TTFT, Prediction, costs_of, predict
-from kvferry.policy.reasons import REASONS, against, reason_codes
+from kvferry.policy.predict import Prediction, costs_of, predict
+from kvferry.policy.reasons import REASONS, against, no_rival, reason_codes
 from kvferry.policy.request import Request
 from kvferry.policy.score import Scores, score
+from kvferry.policy.worker import Role
 
+# The first token may take four times its pessimistic prediction, and at least 10 s.
 DEADLINE_FLOOR_S = 10.0
 DEADLINE_FACTOR = 4.0
 ALTERNATIVES = 3
@@ -20,15 +22,15 @@ ALTERNATIVES = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluation:
-    """`usable` rows are feasible and, where any plan fits, fit. `has_split`/`has_colocated` count them."""
+    """`usable` rows are feasible and, where any plan fits, fit; `ranked` is their score, else infinity."""
 
     request: Request
     cluster: Cluster
     prediction: Prediction
     scores: Scores
     usable: Bools
-    split: Bools
-    colocated: Bools
+    all_usable: bool
+    ranked: Floats
 
     @classmethod
     def of(cls, request: Request, cluster: Cluster) -> "Evaluation":
@@ -37,37 +39,47 @@ class Evaluation:
         if not table.plans:
             raise _no_plan(cluster)
         prediction = predict(request, cluster)
-        usable = prediction.feasible
-        if not usable.all() or not prediction.fits.all():
-            fitting = usable & prediction.fits
-            usable = fitting if fitting.any() else usable
+        scores = score(prediction, table, request.slo)
+        if prediction.feasible is table.every and prediction.fits is table.every:
+            return cls(request, cluster, prediction, scores, table.every, True, scores.total)
+        usable = prediction.feasible & prediction.fits
+        if not usable.any():
+            # Too large by our count for every worker: the worker's own refusal is the exact one.
+            usable = prediction.feasible
             if not usable.any():
                 raise _no_plan(cluster)
-        split = usable & table.split
-        return cls(
-            request=request,
-            cluster=cluster,
-            prediction=prediction,
-            scores=score(prediction, request.slo, request.expected_output_tokens),
-            usable=usable,
-            split=split,
-            colocated=usable & ~table.split,
-        )
+        every = cls(request, cluster, prediction, scores, usable, False, scores.total)
+        return every.only(usable)
 
-    def best(self, among: Bools) -> int:
-        """Row of the lowest score in `among`; -1 when it is empty. Ties go to the first key."""
-        if not among.any():
-            return -1
-        return int(np.where(among, self.scores.total, np.inf).argmin())
+    def only(self, rows: Bools) -> "Evaluation":
+        """This evaluation with no other than the usable plans in `rows`."""
+        usable = self.usable & rows
+        ranked = np.where(usable, self.scores.total, np.inf)
+        return replace(self, usable=usable, all_usable=bool(usable.all()), ranked=ranked)
+
+    @property
+    def split(self) -> Bools:
+        return self.usable & self.cluster.candidates.split
+
+    @property
+    def colocated(self) -> Bools:
+        return self.usable & ~self.cluster.candidates.split
+
+    @property
+    def best_colocated(self) -> int:
+        """Row of the lowest score among usable colocated plans, the first on ties; -1: there is none."""
+        return _lowest(self.ranked[: self.cluster.candidates.colocated_count])
+
+    @property
+    def best_split(self) -> int:
+        """As `best_colocated`, among splits."""
+        count = self.cluster.candidates.colocated_count
+        row = _lowest(self.ranked[count:])
+        return row if row < 0 else row + count
 
     def costs(self, row: int) -> Costs:
-        return costs_of(
-            self.prediction,
-            self.cluster,
-            row,
-            float(self.scores.total[row]),
-            float(self.scores.cautious[row]),
-        )
+        total, cautious = float(self.scores.total[row]), float(self.scores.cautious[row])
+        return costs_of(self.prediction, self.cluster, row, total, cautious)
 
     def decide(
         self,
@@ -81,65 +93,78 @@ class Evaluation:
     ) -> Decision:
         """The Decision for plan `row`; without a `reason`, the term that decided it is named."""
         table = self.cluster.candidates
-        rival = self.best(self.colocated if table.split[row] else self.split)
+        rival = self.best_colocated if row >= table.colocated_count else self.best_split
         codes = reason_codes(self, row)
-        if reason is None:
-            reason = Reason.ONLY_OPTION if rival < 0 else REASONS[codes[rival]]
-        order = np.where(self.usable, self.scores.total, np.inf).argsort(kind="stable")[: ALTERNATIVES + 1]
-        others = [int(i) for i in order if i != row and self.usable[i]][:ALTERNATIVES]
-        if rival >= 0 and rival not in others:
-            others[-1:] = [rival]
+        if rival < 0:
+            reason = no_rival(self, row)
+        elif reason is None:
+            reason = REASONS[codes[rival]]
+        others = self._others(row, rival)
+        costs = self.costs(row)
         load_time_s = self.cluster.state.load_time_s
         age_s = self.cluster.time_s - min(load_time_s[table.pre[row]], load_time_s[table.dec[row]])
         return Decision(
             plan=table.plans[row],
             reason=reason,
-            costs=self.costs(row),
+            costs=costs,
             policy=policy,
             alternatives=tuple((table.plans[i], self.costs(i)) for i in others),
-            reasons_against=against(self, row, codes),
+            reasons_against=against(self, row, codes, reason),
             propensity_mode=propensity_mode,
             propensity_plan=propensity_plan,
             safe_rule=safe_rule,
-            deadline_s=self.deadline_s(row),
+            deadline_s=max(DEADLINE_FLOOR_S, DEADLINE_FACTOR * costs.ttft_s.p90),
             view_age_s=max(0.0, float(age_s)),
         )
 
-    def deadline_s(self, row: int) -> float:
-        """How long the first token may take: four times its pessimistic prediction, at least 10 s."""
-        ttft_s = float(self.prediction.terms[TTFT, P90:, row].max())
-        return max(DEADLINE_FLOOR_S, DEADLINE_FACTOR * ttft_s)
-
-    @property
-    def clear_winner(self) -> int:
-        """Row that wins even when its own uncertainty goes against it; -1 when the gain is not clear.
+    def clear_winner(self, split: int, colocated: int) -> int:
+        """Of the best row of each mode the one that wins even when its own uncertainty goes against it.
 
         A mode wins clearly when its best cautious score (half-way from the median to the 90th
-        percentile) is under the other mode's best median. Both sides are monotone in the cost of the
-        move, so that a dearer link can only turn split to unclear to colocated, never back.
+        percentile) is under the other mode's best median; -1 when neither does. Both sides are
+        monotone in the cost of the move, so that a dearer link can only turn split to unclear to
+        colocated, never back.
         """
-        total, cautious = self.scores.total, self.scores.cautious
-        half = 0.5 * (total + cautious)
-        split, colocated = self.best(self.split), self.best(self.colocated)
-        if split < 0 or colocated < 0:
-            return max(split, colocated)
-        if np.where(self.split, half, np.inf).min() < total[colocated]:
+        count, total = self.cluster.candidates.colocated_count, self.ranked
+        half = 0.5 * (total + self.scores.cautious)
+        if half[count + half[count:].argmin()] < total[colocated]:
             return split
-        if np.where(self.colocated, half, np.inf).min() < total[split]:
+        if half[half[:count].argmin()] < total[split]:
             return colocated
         return -1
+
+    def _others(self, row: int, rival: int) -> list[int]:
+        """The best alternatives in order of score, the other mode's best always among them."""
+        order = self.ranked.argsort(kind="stable")[: ALTERNATIVES + 1].tolist()
+        others = [i for i in order if i != row and self.usable[i]][:ALTERNATIVES]
+        if rival >= 0 and rival not in others:
+            others[ALTERNATIVES - 1 :] = [rival]
+        return others
+
+
+def _lowest(ranked: Floats) -> int:
+    if not len(ranked):
+        return -1
+    row = int(ranked.argmin())
+    return row if ranked[row] < np.inf else -1
 
 
 def _no_plan(cluster: Cluster) -> NoPlanError:
     table = cluster.candidates
-    reasons = {key: f"{code.value}: {text}" for key, (code, text) in table.impossible.items()}
-    reasons |= {key: Reason.EXCLUDED.value for key in table.keys}
     if not table.workers:
-        return NoPlanError("no worker is known", reasons)
-    counts = {}
+        return NoPlanError("no worker is known")
+    reasons = {key: f"{code.value}: {text}" for key, (code, text) in table.impossible.items()}
+    reasons |= {key: f"{Reason.EXCLUDED.value}: already tried" for key in table.keys}
+    roles = {worker.role for worker in table.workers}
+    if roles in ({Role.PREFILL}, {Role.DECODE}):
+        missing = "decode" if Role.PREFILL in roles else "prefill"
+        for worker in table.workers:
+            if not worker.can_colocate:
+                down = f"{Reason.WORKER_DOWN.value}: {worker.id} is down"
+                alone = f"{Reason.NO_PARTNER.value}: no {missing} worker to pair with"
+                reasons[worker.id] = alone if worker.healthy else down
+    counts: dict[str, int] = {}
     for text in reasons.values():
         counts[text] = counts.get(text, 0) + 1
-    told = "; ".join(f"{text} ({count} plans)" for text, count in sorted(counts.items())) or (
-        "a prefill worker needs a decode worker, and the other way round"
-    )
+    told = "; ".join(f"{text} ({count})" for text, count in sorted(counts.items()))
     return NoPlanError(f"no plan can run this request: {told}", reasons)

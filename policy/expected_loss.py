@@ -16,8 +16,9 @@ STALE_AFTER_S = 5.0
 class ExpectedLoss:
     """Choose the plan with the lowest score, when the gain over the other mode is clear.
 
-    When it is not, or when the loads are older than `stale_after_s`, the safe rule decides the mode: a
-    length threshold on uncached tokens, the best single fixed rule of the scoring study.
+    Plans on workers whose load is older than `stale_after_s` are passed over for others of their mode.
+    When a mode has only such plans, or the gain is not clear, the safe rule decides the mode: a length
+    threshold on uncached tokens, the best single fixed rule of the scoring study.
     """
 
     safe_threshold_tokens: float = 2048.0
@@ -28,23 +29,36 @@ class ExpectedLoss:
         return "kvferry"
 
     def decide(self, request: Request, cluster: Cluster) -> Decision:
-        evaluation = Evaluation.of(request, cluster)
-        age_s = cluster.time_s - float(cluster.state.load_time_s.min())
-        if age_s > self.stale_after_s:
-            return self._safe(evaluation, Reason.STALE_LOAD)
-        row = evaluation.clear_winner
-        if row < 0:
-            return self._safe(evaluation, Reason.UNCERTAIN_GAIN)
-        return evaluation.decide(row, self.name)
-
-    def _safe(self, evaluation: Evaluation, reason: Reason) -> Decision:
-        split, colocated = evaluation.best(evaluation.split), evaluation.best(evaluation.colocated)
+        evaluation, stale = self._fresh(Evaluation.of(request, cluster))
+        split, colocated = evaluation.best_split, evaluation.best_colocated
         if split < 0 or colocated < 0:
-            return evaluation.decide(max(split, colocated), self.name, Reason.ONLY_OPTION)
+            return evaluation.decide(max(split, colocated), self.name)
+        row = -1 if stale else evaluation.clear_winner(split, colocated)
+        if row >= 0:
+            return evaluation.decide(row, self.name)
         long = evaluation.prediction.new_tokens[colocated] >= self.safe_threshold_tokens
         return evaluation.decide(
             split if long else colocated,
             self.name,
-            reason,
+            Reason.STALE_LOAD if stale else Reason.UNCERTAIN_GAIN,
             safe_rule=f"length_threshold({self.safe_threshold_tokens:g})",
         )
+
+    def _fresh(self, evaluation: Evaluation) -> tuple[Evaluation, bool]:
+        """Without the stale plans of modes that have fresh ones, and whether a mode has none.
+
+        Ages do not depend on links, so that no slower link brings a split back.
+        """
+        table = evaluation.cluster.candidates
+        read_s, limit_s = evaluation.cluster.state.load_time_s, evaluation.cluster.time_s - self.stale_after_s
+        if read_s[read_s.argmin()] >= limit_s:
+            return evaluation, False
+        old = read_s < limit_s
+        fresh = ~(old[table.pre] | old[table.dec])
+        keep = fresh.copy()
+        stale = False
+        for mode in (evaluation.split, evaluation.colocated):
+            if mode.any() and not (mode & fresh).any():
+                keep |= mode
+                stale = True
+        return evaluation.only(keep), stale

@@ -65,9 +65,10 @@ def relate(src: KVLayout, dst: KVLayout, shape: KVShape) -> Relation:
     """Relation of a prefill worker's layout to a decode worker's, by SGLang 0.5.23's own rules.
 
     Refused at bootstrap: another page size, KV dtype or order; a decode PP that is neither 1 nor the
-    prefill's; decode CP; decode CP groups other than equal or 1-to-N for MLA. Equal attention TP, or MLA
-    at any TP, moves pages directly; unequal TP slices heads (one descriptor per token, layer and K/V)
-    or, with a staging buffer on both sides, gathers and scatters.
+    prefill's; decode CP; DCP other than equal or 1-to-N, and any DCP on decode without MLA or behind a
+    prefill CP. Equal attention TP, or MLA at any TP, moves pages directly (MLA whose cache is sharded
+    over ranks is not modelled); unequal TP slices heads (one descriptor per token, layer and K/V) or,
+    with a staging buffer on both sides, gathers and scatters.
     """
     if src.page_size != dst.page_size:
         return _impossible(f"page size {src.page_size} on prefill, {dst.page_size} on decode")
@@ -83,6 +84,10 @@ def relate(src: KVLayout, dst: KVLayout, shape: KVShape) -> Relation:
         return _impossible(f"decode context parallelism {dst.cp} is not 1")
     if src.dcp != dst.dcp and not (src.mla and src.dcp == 1):
         return _impossible(f"DCP {src.dcp} on prefill, {dst.dcp} on decode")
+    if dst.dcp > 1 and not src.mla:
+        return _impossible(f"DCP {dst.dcp} on decode without MLA")
+    if dst.dcp > 1 and src.cp != 1:
+        return _impossible(f"DCP {dst.dcp} on decode needs prefill CP 1, not {src.cp}")
     kinds = 1 if src.mla else 2
     by_page = shape.layers * kinds * max(src.tp, dst.tp) / src.page_size
     if src.tp == dst.tp or src.mla:

@@ -37,10 +37,10 @@ class PathClass:
 class Link:
     """One (source host, destination host, transport).
 
-    transfer_s = alpha + bytes / beta * (1 + in flight) + gamma * descriptors, plus registration and
+    transfer_s = alpha + (bytes / beta + gamma * descriptors) * (1 + in flight), plus registration and
     first contact while the pair has not met. `beta_low_bytes_per_s` is the pessimistic bandwidth
-    behind the p90. `max_run_pages` is how many neighbouring pages one descriptor can carry:
-    Mooncake merges runs, NIXL never does (measured: 8 against 32,768 descriptors for 4,096 tokens).
+    behind the p90. `merges_runs`: neighbouring pages share a descriptor, as Mooncake does and NIXL never
+    (measured: 8 against 32,768 descriptors for 4,096 tokens).
     """
 
     src_host: str
@@ -57,18 +57,23 @@ class Link:
     evidence: Evidence = Evidence.CATALOGUE
 
     @classmethod
-    def of(cls, path: PathClass, src_host: str, dst_host: str, transport: str) -> "Link":
-        """A link with its class's defaults, before anything was measured on it."""
+    def of(cls, path: PathClass, src_host: str, dst_host: str, transport: str, units: int = 1) -> "Link":
+        """A link with its class's defaults, before anything was measured on it.
+
+        `units`: how many units of a class with scope "gpu" or "nic" move at once (at most the smaller
+        TP of the two workers); bandwidth grows and posting time shrinks by that factor.
+        """
+        lanes = max(1, units) if path.scope in ("gpu", "nic") else 1
         return cls(
             src_host=src_host,
             dst_host=dst_host,
             transport=transport,
             path_class=path.name,
             alpha_s=path.alpha_s,
-            beta_bytes_per_s=path.beta_bytes_per_s,
-            beta_low_bytes_per_s=path.beta_low_bytes_per_s,
-            gamma_s_per_descriptor=path.gamma_s_per_descriptor,
-            registration_s_per_byte=path.registration_s_per_byte,
+            beta_bytes_per_s=path.beta_bytes_per_s * lanes,
+            beta_low_bytes_per_s=path.beta_low_bytes_per_s * lanes,
+            gamma_s_per_descriptor=path.gamma_s_per_descriptor / lanes,
+            registration_s_per_byte=path.registration_s_per_byte / lanes,
             first_contact_s=path.first_contact_s,
             merges_runs=transport == "mooncake",
         )

@@ -7,7 +7,8 @@ import numpy as np
 
 from kvferry.policy.candidates import Floats, Ints
 from kvferry.policy.decision import Reason
-from kvferry.policy.predict import ADMISSION, P50, PREFILL, QUEUE, REPACK, TRANSFER
+from kvferry.policy.plan import Mode
+from kvferry.policy.predict import ITL, PREFILL, TRANSFER
 
 if TYPE_CHECKING:
     from kvferry.policy.evaluation import Evaluation
@@ -16,54 +17,81 @@ SMALL_PROMPT_TOKENS = 2048
 SHORT_OUTPUT_TOKENS = 32
 
 REASONS = tuple(Reason)
-_VALUES = tuple(reason.value for reason in REASONS)
+_VALUES = np.array([reason.value for reason in REASONS], dtype=object)
 _CODE = {reason: code for code, reason in enumerate(REASONS)}
-# What it means that a plan is worse in each row of `_differences`; transfer and prefill depend on more.
-_ROWS = ("transfer", "prefill", "queue", "admission", "itl", "stall", "growth", "behind")
+# What it means that a plan is worse in each row of `_differences`; a move and a prefill depend on more.
 _BY_ROW = np.array(
     [
         _CODE[reason]
         for reason in (
-            Reason.SLOW_PATH,
             Reason.FASTER_PREFILL,
             Reason.QUEUE_GAIN,
+            Reason.SLOW_PATH,
+            Reason.SLOW_PATH,
             Reason.KV_PRESSURE,
             Reason.PROTECTS_DECODES,
-            Reason.PROTECTS_DECODES,
-            Reason.PROTECTS_DECODES,
             Reason.PROTECTS_QUEUE,
+            Reason.FASTER_DECODE,
+            Reason.PROTECTS_DECODES,
         )
     ]
 )
+_BLOCKS = (Reason.INCOMPATIBLE_LAYOUT, Reason.PATH_DOWN, Reason.WORKER_DOWN)
 
 
 def reason_codes(evaluation: "Evaluation", row: int) -> Ints:
     """[P] index into REASONS: the term in which each plan is most worse than `row`."""
     prediction = evaluation.prediction
     worst = _differences(evaluation, row).argmax(axis=0)
-    codes = _BY_ROW[worst]
-    short = evaluation.request.expected_output_tokens <= SHORT_OUTPUT_TOKENS
-    long_code = _CODE[Reason.SHORT_OUTPUT if short else Reason.SLOW_PATH]
-    move = np.where(prediction.new_tokens < SMALL_PROMPT_TOKENS, _CODE[Reason.SMALL_PROMPT], long_code)
-    crowded = prediction.contended_s > 0.5 * prediction.terms[TRANSFER, P50]
-    move[crowded] = _CODE[Reason.CONGESTED_PATH]
-    np.copyto(codes, move, where=worst == _ROWS.index("transfer"))
-    held = (worst == _ROWS.index("prefill")) & (prediction.new_tokens > prediction.new_tokens[row])
+    codes: Ints = _BY_ROW.take(worst)
+    move = codes == _CODE[Reason.SLOW_PATH]
+    if evaluation.request.expected_output_tokens <= SHORT_OUTPUT_TOKENS:
+        codes[move] = _CODE[Reason.SHORT_OUTPUT]
+    small = prediction.new_tokens < SMALL_PROMPT_TOKENS
+    small &= move
+    codes[small] = _CODE[Reason.SMALL_PROMPT]
+    crowded = prediction.contended_s > 0.5 * prediction.terms[TRANSFER]
+    crowded &= move
+    codes[crowded] = _CODE[Reason.CONGESTED_PATH]
+    held = worst == PREFILL
+    held &= prediction.new_tokens > prediction.new_tokens[row]
     codes[held] = _CODE[Reason.PREFIX_HELD]
     return codes
 
 
-def against(evaluation: "Evaluation", row: int, codes: Ints) -> Mapping[str, str]:
-    """A reason code against every plan that was not chosen."""
+def no_rival(evaluation: "Evaluation", row: int) -> Reason:
+    """Why the other mode has no usable plan: what refused all of its plans, else `only_option`."""
     table = evaluation.cluster.candidates
-    codes = np.where(table.split == table.split[row], _CODE[Reason.LOWER_SCORE], codes)
-    if not evaluation.usable.all():
-        barred = np.where(evaluation.prediction.feasible, _CODE[Reason.TOO_LARGE], _CODE[Reason.EXCLUDED])
+    other = Mode.COLOCATED if table.split[row] else Mode.SPLIT
+    blocked = {code for key, (code, _) in table.impossible.items() if key.startswith(other.value)}
+    rivals = table.split != table.split[row]
+    if rivals.any():
+        prediction = evaluation.prediction
+        if not prediction.feasible[rivals].all():
+            return Reason.ONLY_OPTION
+        blocked.add(Reason.TOO_LARGE)
+    if len(blocked) == 1 and not blocked.isdisjoint((*_BLOCKS, Reason.TOO_LARGE)):
+        return blocked.pop()
+    return Reason.ONLY_OPTION
+
+
+def against(evaluation: "Evaluation", row: int, codes: Ints, reason: Reason) -> Mapping[str, str]:
+    """A reason code against every plan that was not chosen; `reason` itself where a plan scored better."""
+    table, prediction = evaluation.cluster.candidates, evaluation.prediction
+    count = table.colocated_count
+    same = slice(count, None) if row >= count else slice(0, count)
+    codes[same] = _CODE[Reason.LOWER_SCORE]
+    total = evaluation.scores.total
+    if total[total.argmin()] < total[row]:
+        codes[total < total[row]] = _CODE[reason]
+    if not evaluation.all_usable:
+        barred = np.where(prediction.fits, _CODE[Reason.STALE_LOAD], _CODE[Reason.TOO_LARGE])
+        barred[~prediction.feasible] = _CODE[Reason.EXCLUDED]
         codes = np.where(evaluation.usable, codes, barred)
-    told = dict(zip(table.keys, [_VALUES[code] for code in codes.tolist()], strict=True))
+    told = dict(zip(table.keys, _VALUES.take(codes).tolist(), strict=True))
     del told[table.keys[row]]
-    for key, (reason, _) in table.impossible.items():
-        told[key] = reason.value
+    for key, (code, _) in table.impossible.items():
+        told[key] = code.value
     return told
 
 
@@ -73,12 +101,14 @@ def _differences(evaluation: "Evaluation", row: int) -> Floats:
     The loss of a late first token is shared among the terms of TTFT in proportion to their difference.
     """
     terms, scores = evaluation.prediction.terms, evaluation.scores
-    parts = np.empty((len(_ROWS), terms.shape[2]))
-    np.add(terms[TRANSFER, P50], terms[REPACK, P50], out=parts[0])
-    parts[1], parts[2], parts[3] = terms[PREFILL, P50], terms[QUEUE, P50], terms[ADMISSION, P50]
-    parts[4], parts[5], parts[6], parts[7] = scores.itl, scores.stall, scores.growth, scores.behind
-    parts -= parts[:, row : row + 1]
-    seconds = np.abs(parts[:4]).sum(axis=0)
-    seconds += 1e-12
-    parts[:4] *= np.abs(scores.ttft - scores.ttft[row]) / seconds
+    table = evaluation.cluster.candidates
+    parts = np.empty((len(_BY_ROW), len(table.plans)))
+    seconds, losses = parts[:ITL], parts[ITL:]
+    np.subtract(terms[:ITL], terms[:ITL, row : row + 1], out=seconds)
+    share = np.abs(scores.ttft - scores.ttft[row])
+    share /= np.add.reduce(np.abs(seconds), axis=0) + 1e-12
+    seconds *= share
+    scores.on_prefill.take(table.pre, axis=1, out=losses[:2])
+    scores.on_decode.take(table.dec, axis=1, out=losses[2:])
+    losses -= losses[:, row : row + 1]
     return parts
