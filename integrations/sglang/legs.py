@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
+from kvferry.integrations.sglang.errors import ApiError
 from kvferry.integrations.sglang.fleet import Fleet, Member
 
 log = logging.getLogger("kvferry.legs")
@@ -216,13 +217,16 @@ class Legs:
     def _failure(
         self, call: Call, status: int, body: bytes, message: str, headers: Mapping[str, str] | None = None
     ) -> LegFailed:
+        """What the client is told is the worker's own words; what is logged is not: SGLang's errors may
+        quote the prompt. Only a failed KV move, which knows no prompt, is logged as told."""
+        path = status >= 500 and any(mark in body for mark in PATH_MARKS)
         return LegFailed(
             call.worker,
-            f"answered {status}: {message[:300]}",
+            f"answered {status}: {message[:200]}" if path else f"answered {status}",
             status=status,
-            body=body if headers else b"",
-            headers=headers,
-            path=status >= 500 and any(mark in body for mark in PATH_MARKS),
+            body=body if headers else error_body(status, message),
+            headers=headers or {"Content-Type": "application/json"},
+            path=path,
         )
 
     async def _abort(self, call: Call) -> None:
@@ -283,6 +287,12 @@ def stream_error(chunk: bytes) -> tuple[int, str] | None:
     except msgspec.DecodeError:
         return 500, line.decode(errors="replace")
     return (error.code if isinstance(error.code, int) and error.code >= 400 else 500), error.message
+
+
+def error_body(status: int, message: str) -> bytes:
+    """An error told in a stream, as the answer it should have been."""
+    kind = "invalid_request_error" if status < 500 else "upstream_error"
+    return ApiError(message, status=status, kind=kind).body()
 
 
 def _auth(headers: Mapping[str, str]) -> dict[str, str]:

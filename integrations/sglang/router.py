@@ -22,6 +22,7 @@ NOT_FORWARDED = frozenset(
     (
         "host",
         "content-length",
+        "content-type",
         "connection",
         "keep-alive",
         "transfer-encoding",
@@ -79,7 +80,7 @@ def _forwarded(request: web.Request) -> dict[str, str]:
     """The client's headers as they go to the workers."""
     headers = {name: value for name, value in request.headers.items() if name.lower() not in NOT_FORWARDED}
     headers["Accept-Encoding"] = "identity"
-    headers.setdefault("Content-Type", "application/json")
+    headers["Content-Type"] = "application/json"  # it has been read as JSON, whatever a curl -d calls it
     return headers
 
 
