@@ -34,6 +34,7 @@ class Passage:
     record: DecisionRecord | None = None
     given_up: list[str] = field(default_factory=list)
     attempt: int = 0
+    prefilled_s: float | None = None
     first_s: float | None = None
     last_s: float | None = None
     events: int = 0
@@ -70,6 +71,8 @@ class Passage:
 
     def prefilled(self) -> None:
         """The prompt is computed and its KV has arrived."""
+        if self.prefilled_s is None:
+            self.prefilled_s = self.ferry.clock()
         self.ferry.book.first_token(self._key)
         self.ferry.sink.lease_prefill_done(self._key)
 
@@ -84,6 +87,7 @@ class Passage:
         self.given_up.append(self.decision.plan.key)
         self.ferry.metrics.rescues.labels(self.decision.mode.value).inc()
         self._leave()
+        self.prefilled_s = None
         self.attempt += 1
 
     def finish(self, status: Status, error: str | None = None) -> None:
@@ -158,9 +162,11 @@ class Passage:
         )
 
     def _ttft_s(self) -> float | None:
-        """Seen at the door when streamed; else as the worker tells it, when it does."""
-        if self.body.stream:
-            return self.first_s - self.started_s if self.first_s is not None else None
+        """Seen at the door when streamed. Otherwise nothing shows the first token itself: a split has the
+        prefill worker's answer just before it, a colocated worker may tell it."""
+        seen_s = self.first_s if self.body.stream else self.prefilled_s
+        if self.body.stream or (self.decision is not None and isinstance(self.decision.plan, Split)):
+            return seen_s - self.started_s if seen_s is not None else None
         return self.usage.first_token_s
 
     def _learn(self, decision: Decision, outcome: Outcome) -> None:
