@@ -1,0 +1,125 @@
+"""One set of real SGLang workers for the whole test session, and a way to drive them without a router."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from kvferry.integrations.sglang.local.cluster import LocalCluster
+from kvferry.integrations.sglang.local.command import missing_requirement
+from kvferry.integrations.sglang.local.spec import WorkerOptions, WorkerSpec
+from kvferry.integrations.sglang.local.worker import LocalWorker
+
+SPECS = (
+    WorkerSpec("colocated"),
+    WorkerSpec("prefill", "mooncake"),
+    WorkerSpec("decode", "mooncake"),
+    WorkerSpec("prefill", "nixl"),
+    WorkerSpec("decode", "nixl"),
+)
+
+PromptIds = Callable[..., list[int]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test of this folder `e2e`."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("e2e")
+
+
+@pytest.fixture(scope="session")
+def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the workers' logs stay; pytest keeps the folders of its last three sessions."""
+    folder = tmp_path_factory.mktemp("sglang")
+    print(f"logs of the workers: {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cluster(log_dir: Path) -> Iterator[LocalCluster]:
+    """A colocated worker, a pair over Mooncake and a pair over NIXL; started by the first test that asks.
+
+    A test that kills one of them brings it back with `worker.restart()`.
+    """
+    missing = missing_requirement(list(SPECS))
+    if missing:
+        pytest.skip(missing)
+    with LocalCluster(SPECS, WorkerOptions(), log_dir=log_dir, timeout_s=280) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def prompt_ids() -> PromptIds:
+    """`prompt_ids(length, seed=0)`: token ids of a prompt; each is a printable ASCII character."""
+
+    def make(length: int, seed: int = 0) -> list[int]:
+        return random.Random(f"{length}/{seed}").choices(range(94), k=length)
+
+    return make
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """Drives workers as a router would, at temperature 0; every method returns the output ids."""
+
+    session: aiohttp.ClientSession
+
+    async def colocated(
+        self, worker: LocalWorker, ids: list[int], tokens: int = 16, *, stream: bool = False
+    ) -> list[int]:
+        """Run on one worker."""
+        return await self.post(worker, body(ids, tokens, stream))
+
+    async def split(
+        self,
+        prefill: LocalWorker,
+        decode: LocalWorker,
+        ids: list[int],
+        tokens: int = 16,
+        *,
+        stream: bool = False,
+    ) -> list[int]:
+        """Run on a pair."""
+        room = {
+            "bootstrap_host": prefill.options.host,
+            "bootstrap_port": prefill.bootstrap_port,
+            "bootstrap_room": random.getrandbits(62),
+        }
+        both = body(ids, tokens, stream) | room
+        _, output = await asyncio.gather(self.post(prefill, both), self.post(decode, both))
+        return output
+
+    async def post(self, worker: LocalWorker, request: dict[str, Any]) -> list[int]:
+        """POST /generate. Raises aiohttp.ClientResponseError for any status but 200."""
+        async with self.session.post(worker.url + "/generate", json=request) as answer:
+            text = await answer.text()
+            if answer.status != 200:
+                raise AssertionError(f"{worker.name} answered {answer.status}: {text[:300]}")
+        if request["stream"]:
+            events = [line[5:].strip() for line in text.splitlines() if line.startswith("data:")]
+            assert events[-1] == "[DONE]"
+            text = events[-2]
+        output: list[int] = json.loads(text)["output_ids"]
+        return output
+
+
+def body(ids: list[int], tokens: int, stream: bool) -> dict[str, Any]:
+    """Return the body of POST /generate that runs exactly `tokens` tokens at temperature 0."""
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    return {"input_ids": ids, "stream": stream, "sampling_params": sampling}
+
+
+@pytest.fixture
+async def direct() -> AsyncIterator[Direct]:
+    """A `Direct` with a session of its own."""
+    timeout = aiohttp.ClientTimeout(total=120)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        yield Direct(session)
