@@ -146,8 +146,8 @@ class Fleet:
         count = len(table.workers)
         prefill, decodes, context, arrivals = (np.zeros(count) for _ in range(4))
         for held in (self.book.now, self.others()):
-            for worker, totals in held.items():
-                place = table.index.get(worker)
+            for worker_id, totals in held.items():
+                place = table.index.get(worker_id)
                 if place is not None:
                     prefill[place] += totals.prefill_tokens
                     decodes[place] += totals.decodes

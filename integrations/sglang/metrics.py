@@ -18,38 +18,45 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        names = {"registry": self.registry}
+        registry = self.registry
         self.requests = Counter(
-            "kvferry_requests", "Requests by outcome.", ["endpoint", "mode", "reason", "status"], **names
+            "kvferry_requests",
+            "Requests by outcome.",
+            ["endpoint", "mode", "reason", "status"],
+            registry=registry,
         )
         self.rescues = Counter(
-            "kvferry_rescues", "Plans given up before their first byte.", ["mode"], **names
+            "kvferry_rescues", "Plans given up before their first byte.", ["mode"], registry=registry
         )
         self.decide_s = Histogram(
             "kvferry_decide_seconds",
             "Time to decide.",
             buckets=(5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2),
-            **names,
+            registry=registry,
         )
         self.ttft_s = Histogram(
-            "kvferry_ttft_seconds", "Arrival to first byte.", ["mode"], buckets=SECONDS, **names
+            "kvferry_ttft_seconds", "Arrival to first byte.", ["mode"], buckets=SECONDS, registry=registry
         )
         self.ttft_error = Histogram(
             "kvferry_ttft_error_ratio",
             "|predicted median - actual| / actual TTFT.",
             ["mode"],
             buckets=ERRORS,
-            **names,
+            registry=registry,
         )
         self.covered = Counter(
             "kvferry_ttft_covered",
             "Requests by whether TTFT stayed under its predicted 90th percentile.",
             ["covered"],
-            **names,
+            registry=registry,
         )
-        self.moved_bytes = Counter("kvferry_moved_bytes", "KV bytes predicted to have been moved.", **names)
-        self.safe = Counter("kvferry_safe_rule", "Decisions left to the safe rule.", ["reason"], **names)
-        self.in_flight = Gauge("kvferry_in_flight", "Requests in flight.", **names)
+        self.moved_bytes = Counter(
+            "kvferry_moved_bytes", "KV bytes predicted to have been moved.", registry=registry
+        )
+        self.safe = Counter(
+            "kvferry_safe_rule", "Decisions left to the safe rule.", ["reason"], registry=registry
+        )
+        self.in_flight = Gauge("kvferry_in_flight", "Requests in flight.", registry=registry)
 
     def watch(self, fleet: Fleet, sink: Sink) -> None:
         """Also export the state of workers and of the log's delivery."""

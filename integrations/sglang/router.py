@@ -57,8 +57,7 @@ def _handler(ferry: Ferry, endpoint: Endpoint) -> Handler:
             answer, call = await ferry.answer(passage, _forwarded(request))
             return await relay(ferry, passage, answer, call, request)
         except LegFailed as failed:
-            status = "rejected" if failed.status < 500 else "failed"
-            passage.finish(status, str(failed))
+            passage.finish("rejected" if failed.status < 500 else "failed", str(failed))
             return failure_response(failed, passage)
         except ApiError as error:
             passage.finish("failed", error.message)
