@@ -100,7 +100,7 @@ def serve(
     if policy in ELSEWHERE:
         console.print(f"kvferry: policy {policy!r} places within a mode; using 'kvferry', which decides both")
         policy = None
-    given = {
+    given: dict[str, Any] = {
         "host": host,
         "port": port,
         "policy": policy,
