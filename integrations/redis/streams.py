@@ -48,8 +48,13 @@ class Streams:
                 return
             start = f"({rows[-1][0].decode()}"
 
+    async def last_id(self, kind: Kind) -> str:
+        """The stream id of the newest entry; "0-0" of an empty stream."""
+        rows = await self._store.client.xrevrange(self._names[kind], count=1)
+        return rows[0][0].decode() if rows else "0-0"
+
     async def wait(self, kind: Kind, *, after: str, block_s: float) -> list[tuple[str, Entry]]:
-        """What comes after stream id `after` ("$": from now on), waiting up to `block_s` for the first."""
+        """What comes after stream id `after`, waiting up to `block_s` for the first."""
         block = max(1, int(block_s * 1000))
         name = self._names[kind]
         answer = await self._store.client.xread({name: after}, count=500, block=block)

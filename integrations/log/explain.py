@@ -1,0 +1,185 @@
+"""One decision in full: every candidate the record holds, every term, and what then happened."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvferry.integrations.cli.units import human_bytes
+from kvferry.integrations.log import text
+from kvferry.integrations.log.errors import covered, transfer_error, ttft_error
+from kvferry.integrations.log.meaning import against, chosen_for
+from kvferry.integrations.log.record import DecisionRecord, Outcome, Stages, Terms
+
+_TERMS = (
+    ("queue", "queue_s"),
+    ("prefill", "prefill_s"),
+    ("transfer", "transfer_s"),
+    ("repack", "repack_s"),
+    ("admission", "admission_s"),
+    ("TTFT", "ttft_s"),
+    ("ITL", "itl_s"),
+    ("harm", "harm_s"),
+)
+_LISTED = 12
+
+
+def explain(record: DecisionRecord) -> Group:
+    """To be printed by rich, in 80 columns or more."""
+    return Group(*_parts(record))
+
+
+def show(record: DecisionRecord, console: Console) -> None:
+    console.print(explain(record), soft_wrap=False)
+
+
+def _parts(record: DecisionRecord) -> Iterator[RenderableType]:
+    request = record.request
+    when = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(record.time))
+    yield _line("request", Text.assemble((record.id, "bold"), f"  {when}"))
+    sequences = f"{request.sequences} sequences" if request.sequences != 1 else ""
+    how = [part for part in (request.endpoint, "streamed" if request.stream else "", sequences) if part]
+    yield _line("", f"{request.model}{': ' if how else ''}{', '.join(how)}")
+    yield _line(
+        "",
+        f"{request.prompt_tokens} prompt tokens ({request.cached_tokens} cached), up to "
+        f"{request.max_new_tokens} new ({request.expected_output_tokens:.0f} expected)",
+    )
+    slo = f"SLO: TTFT {text.duration(request.slo.ttft_s)}, ITL {text.duration(request.slo.itl_s)}"
+    yield _line("", slo)
+    yield _line("policy", f"{record.policy} ({record.model_version}), {record.mode}, router {record.router}")
+    yield _line("", f"decided in {record.decide_us:.0f} us, on loads {text.duration(record.view_age_s)} old")
+    yield _line("chosen", text.chosen(record.chosen))
+    yield _line("", f"{record.reason}{_means(chosen_for, record.reason)}")
+    if record.safe_rule:
+        yield _line("", f"safe rule: {record.safe_rule}")
+    yield _line(
+        "",
+        f"probability of the mode {record.propensity.mode:.3g}, of the plan {record.propensity.plan:.3g}; "
+        f"rescue after {text.duration(record.deadline_s)}",
+    )
+    yield _terms(record)
+    for letter, alternative in zip("BCDEFGH", record.alternatives, strict=False):
+        yield _line(letter, f"{alternative.plan}{_against(record, alternative.plan)}", width=3)
+    yield from _others(record)
+    yield from _happened(record)
+
+
+def _line(label: str, body: str | Text, width: int = 9) -> Table:
+    """A labelled paragraph whose further lines stay under its first."""
+    grid = Table.grid()
+    grid.add_column(width=width, no_wrap=True)
+    grid.add_column()
+    grid.add_row(Text(label, style="bold"), Text(body) if isinstance(body, str) else body)
+    return grid
+
+
+def _terms(record: DecisionRecord) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, title_justify="left")
+    table.add_column("p50 / p90")
+    columns = [("chosen", record.terms, record.chosen.score, record.chosen.moved_bytes)]
+    columns += [
+        (letter, other.terms, other.score, other.moved_bytes)
+        for letter, other in zip("BCDEFGH", record.alternatives, strict=False)
+    ]
+    for title, *_ in columns:
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, field in _TERMS:
+        cells = [_both(terms, field) for _, terms, _, _ in columns]
+        table.add_row(name, *cells, style="bold" if name == "TTFT" else "")
+    table.add_row("score", *(f"{score:.4g}" for _, _, score, _ in columns))
+    table.add_row("moved", *(human_bytes(moved) if moved else "-" for *_, moved in columns))
+    return table
+
+
+def _both(terms: Terms, field: str) -> str:
+    term = getattr(terms, field)
+    if not term.p50 and not term.p90:
+        return "-"
+    return f"{text.duration(term.p50)} / {text.duration(term.p90)}"
+
+
+def _against(record: DecisionRecord, plan: str) -> str:
+    code = record.reasons_against.get(plan)
+    return f": {code}{_means(against, code)}" if code else ""
+
+
+def _others(record: DecisionRecord) -> Iterator[RenderableType]:
+    shown = {alternative.plan for alternative in record.alternatives}
+    by_code: dict[str, list[str]] = {}
+    for plan, code in record.reasons_against.items():
+        if plan not in shown:
+            by_code.setdefault(code, []).append(plan)
+    for code, plans in by_code.items():
+        yield _line("-", f"{code}{_means(against, code)}:", width=3)
+        for plan in plans[:_LISTED]:
+            yield _line("", plan, width=5)
+        if len(plans) > _LISTED:
+            yield _line("", f"and {len(plans) - _LISTED} more", width=5)
+    if record.alternatives or by_code:
+        yield Text()
+
+
+def _happened(record: DecisionRecord) -> Iterator[RenderableType]:
+    outcome = record.outcome
+    if outcome is None:
+        yield _line("outcome", "none yet")
+        return
+    yield _line("outcome", outcome.status + (f": {outcome.error}" if outcome.error else ""))
+    for plan in outcome.rescued_from:
+        yield _line("", f"gave up {plan}")
+    if outcome.served_by:
+        yield _line("", f"served by {outcome.served_by}")
+    if (error := ttft_error(record)) is not None:
+        within = "within" if covered(record) else "above"
+        predicted = text.duration(record.terms.ttft_s.p50)
+        yield _line(
+            "",
+            f"TTFT {text.duration(outcome.ttft_s)}, predicted {predicted} "
+            f"({text.percent(error, signed=True)}), {within} its p90",
+        )
+    elif outcome.ttft_s is not None:
+        yield _line("", f"TTFT {text.duration(outcome.ttft_s)}")
+    for line in _figures(outcome):
+        yield _line("", line)
+    if stages := _stages(outcome.stages):
+        yield _line("", f"stages: {stages}")
+    if (error := transfer_error(record)) is not None:
+        measured, expected = outcome.stages.transfer_s, record.terms.transfer_s.p50
+        yield _line(
+            "",
+            f"transfer {text.duration(measured)}, predicted {text.duration(expected)} "
+            f"({text.percent(error, signed=True)})",
+        )
+
+
+def _figures(outcome: Outcome) -> Iterator[str]:
+    parts = []
+    if outcome.itl_s is not None:
+        parts.append(f"ITL {text.duration(outcome.itl_s)}")
+    if outcome.e2e_s is not None:
+        parts.append(f"end to end {text.duration(outcome.e2e_s)}")
+    if outcome.output_tokens is not None:
+        parts.append(f"{outcome.output_tokens} tokens out")
+    if outcome.prompt_tokens is not None:
+        cached = f", {outcome.cached_tokens} cached" if outcome.cached_tokens is not None else ""
+        parts.append(f"{outcome.prompt_tokens} in{cached}")
+    if parts:
+        yield "; ".join(parts)
+    if outcome.moved_bytes:
+        pieces = f" in {outcome.descriptors} descriptors" if outcome.descriptors is not None else ""
+        yield f"moved {human_bytes(outcome.moved_bytes)}{pieces}"
+
+
+def _stages(stages: Stages) -> str:
+    named = ((name, getattr(stages, name)) for name in stages.__struct_fields__)
+    return ", ".join(
+        f"{name.removesuffix('_s')} {text.duration(value)}" for name, value in named if value is not None
+    )
+
+
+def _means(meaning: Callable[[str], str], code: str) -> str:
+    return f" ({meaning(code)})" if meaning(code) else ""
