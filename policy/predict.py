@@ -58,7 +58,7 @@ def predict(request: Request, cluster: Cluster) -> Prediction:
     moved_bytes = moved * table.wire_bytes
     if table.bounded:
         moved_bytes += np.minimum(moved, table.window_tokens * sequences) * table.window_wire_bytes
-        moved_bytes += table.fixed_bytes * sequences
+        moved_bytes += table.fixed_bytes * (sequences * (moved > 0.0))
     descriptors = table.merged_descriptors * worker.chunks.take(pre)
     descriptors += moved * table.descriptors_per_token
     moves = state.moves.take(table.link_index)
@@ -113,7 +113,8 @@ def costs_of(prediction: Prediction, cluster: Cluster, row: int, total: float, c
     """The predicted terms of plan `row` as plain data, with its scores."""
     table = cluster.candidates
     pre, dec = table.pre[row], table.dec[row]
-    wide, wide_dec = (1.0 + Z90 * spread for spread in cluster.state.spread[[pre, dec]].tolist())
+    spread = cluster.state.spread
+    wide, wide_dec = 1.0 + Z90 * float(spread[pre]), 1.0 + Z90 * float(spread[dec])
     prefill, queue, transfer, repack, admission, itl = prediction.terms[:, row].tolist()
     slow_transfer = float(prediction.transfer_p90_s[row])
     slow_ttft = (
@@ -162,7 +163,7 @@ def _visible(wire: Floats, hidden: Floats) -> Floats:
     between full chunks both compute and wire grow linearly. The prefill's base is spent before any chunk.
     """
     after_first, after_late, last, late = hidden
-    visible = wire - after_first
+    visible: Floats = wire - after_first
     np.maximum(visible, wire * last, out=visible)
     late_end = wire * late
     late_end -= after_late

@@ -40,23 +40,31 @@ _BLOCKS = (Reason.INCOMPATIBLE_LAYOUT, Reason.PATH_DOWN, Reason.WORKER_DOWN)
 
 
 def reason_codes(evaluation: "Evaluation", row: int) -> Ints:
-    """[P] index into REASONS: the term in which each plan is most worse than `row`."""
-    prediction = evaluation.prediction
-    worst = _differences(evaluation, row).argmax(axis=0)
+    """[P] index into REASONS: the term in which each plan is most worse than `row`.
+
+    Against plans of its own mode that is always `lower_score`.
+    """
+    prediction, count = evaluation.prediction, evaluation.cluster.candidates.colocated_count
+    rivals = slice(0, count) if row >= count else slice(count, None)
+    new_tokens = prediction.new_tokens[rivals]
+    worst = _differences(evaluation, row, rivals).argmax(axis=0)
     codes: Ints = _BY_ROW.take(worst)
-    move = codes == _CODE[Reason.SLOW_PATH]
-    if evaluation.request.expected_output_tokens <= SHORT_OUTPUT_TOKENS:
-        codes[move] = _CODE[Reason.SHORT_OUTPUT]
-    small = prediction.new_tokens < SMALL_PROMPT_TOKENS
-    small &= move
-    codes[small] = _CODE[Reason.SMALL_PROMPT]
-    crowded = prediction.contended_s > 0.5 * prediction.terms[TRANSFER]
-    crowded &= move
-    codes[crowded] = _CODE[Reason.CONGESTED_PATH]
+    if row < count:
+        move = codes == _CODE[Reason.SLOW_PATH]
+        if evaluation.request.expected_output_tokens <= SHORT_OUTPUT_TOKENS:
+            codes[move] = _CODE[Reason.SHORT_OUTPUT]
+        small = new_tokens < SMALL_PROMPT_TOKENS
+        small &= move
+        codes[small] = _CODE[Reason.SMALL_PROMPT]
+        crowded = prediction.contended_s[rivals] > 0.5 * prediction.terms[TRANSFER, rivals]
+        crowded &= move
+        codes[crowded] = _CODE[Reason.CONGESTED_PATH]
     held = worst == PREFILL
-    held &= prediction.new_tokens > prediction.new_tokens[row]
+    held &= new_tokens > prediction.new_tokens[row]
     codes[held] = _CODE[Reason.PREFIX_HELD]
-    return codes
+    every = np.full(len(prediction.new_tokens), _CODE[Reason.LOWER_SCORE])
+    every[rivals] = codes
+    return every
 
 
 def no_rival(evaluation: "Evaluation", row: int) -> Reason:
@@ -78,9 +86,6 @@ def no_rival(evaluation: "Evaluation", row: int) -> Reason:
 def against(evaluation: "Evaluation", row: int, codes: Ints, reason: Reason) -> Mapping[str, str]:
     """A reason code against every plan that was not chosen; `reason` itself where a plan scored better."""
     table, prediction = evaluation.cluster.candidates, evaluation.prediction
-    count = table.colocated_count
-    same = slice(count, None) if row >= count else slice(0, count)
-    codes[same] = _CODE[Reason.LOWER_SCORE]
     total = evaluation.scores.total
     if total[total.argmin()] < total[row]:
         codes[total < total[row]] = _CODE[reason]
@@ -95,20 +100,22 @@ def against(evaluation: "Evaluation", row: int, codes: Ints, reason: Reason) -> 
     return told
 
 
-def _differences(evaluation: "Evaluation", row: int) -> Floats:
-    """[terms, P]: by how much each plan is worse than `row`, in score.
+def _differences(evaluation: "Evaluation", row: int, rivals: slice) -> Floats:
+    """[terms, rivals]: by how much each of `rivals` is worse than `row`, in score.
 
     The loss of a late first token is shared among the terms of TTFT in proportion to their difference.
     """
     terms, scores = evaluation.prediction.terms, evaluation.scores
     table = evaluation.cluster.candidates
-    parts = np.empty((len(_BY_ROW), len(table.plans)))
+    pre, dec = table.pre[rivals], table.dec[rivals]
+    parts = np.empty((len(_BY_ROW), len(pre)))
     seconds, losses = parts[:ITL], parts[ITL:]
-    np.subtract(terms[:ITL], terms[:ITL, row : row + 1], out=seconds)
-    share = np.abs(scores.ttft - scores.ttft[row])
+    np.subtract(terms[:ITL, rivals], terms[:ITL, row : row + 1], out=seconds)
+    share = np.abs(scores.ttft[rivals] - scores.ttft[row])
     share /= np.add.reduce(np.abs(seconds), axis=0) + 1e-12
     seconds *= share
-    scores.on_prefill.take(table.pre, axis=1, out=losses[:2])
-    scores.on_decode.take(table.dec, axis=1, out=losses[2:])
-    losses -= losses[:, row : row + 1]
+    np.subtract(
+        scores.on_prefill.take(pre, axis=1), scores.on_prefill[:, table.pre[row], None], out=losses[:2]
+    )
+    np.subtract(scores.on_decode.take(dec, axis=1), scores.on_decode[:, table.dec[row], None], out=losses[2:])
     return parts

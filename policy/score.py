@@ -4,12 +4,13 @@
           + running * [gI(itl with the stall) - gI(itl)]           decodes a local prefill stalls
           + running * [gI(itl, batch + 1) - gI(itl)]               decodes a grown batch slows
           + behind * [gT(wait + prefill) - gT(wait)]               later arrivals in that queue
-    g(x) = P(missing the SLO) + LINEAR * clip(x / SLO - 1, 0, 10) + TAIL * x / SLO
+    g(x) = P(missing the SLO) + LINEAR * (x / SLO - 1 where positive) + TAIL * x / SLO
 
 The first term of g is lognormal noise around the prediction, written as a log-logistic so that one
 power suffices (within 0.01 of the normal CDF). The linear part keeps a hopeless worker from looking
-free; TAIL orders plans that all meet their SLO, or all miss it by far. Source: rule X of the scoring
-study this design rests on, which beat every fixed rule by its externality terms.
+free, up to SATURATES times the SLO; TAIL orders plans that all meet their SLO, or all miss it by far.
+Source: rule X of the scoring study this design rests on, which beat every fixed rule by its
+externality terms.
 """
 
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ ITL_SIGMA = 0.18
 ITL_MARGIN = 0.9
 LINEAR = 0.1
 TAIL = 1e-3
+SATURATES = 11.0
 MIN_SLO_S = 1e-6
 
 
@@ -47,15 +49,15 @@ class Scores:
 def loss(value_s: Floats, slo_s: float, sigma: float, margin: float = 1.0) -> Floats:
     """g: expected loss of a delay against `margin` of its SLO; strictly monotone, about 1/2 there."""
     ratio = value_s * (1.0 / (slo_s * margin))
-    tail = ratio * (TAIL * margin)
-    odds = np.minimum(ratio, 1e6) ** (LOGISTIC / sigma)
-    tail += odds / (1.0 + odds)
+    found = ratio * (TAIL * margin)
+    np.minimum(ratio, SATURATES, out=ratio)
+    odds = ratio ** (LOGISTIC / sigma)
+    found += odds / (odds + 1.0)
+    np.maximum(ratio, 1.0, out=ratio)
     ratio -= 1.0
-    np.maximum(ratio, 0.0, out=ratio)
-    np.minimum(ratio, 10.0, out=ratio)
     ratio *= LINEAR
-    tail += ratio
-    return tail
+    found += ratio
+    return found
 
 
 def score(prediction: Prediction, table: Candidates, slo: SLO) -> Scores:
