@@ -78,8 +78,8 @@ class Delivery(Background):
             self._spool.close()
 
     async def _step(self) -> float | None:
-        # behind the spool, everything goes through the spool: that keeps the order
-        if self._failing or self.spooled or len(self._queue) > self._spill_at:
+        # what is on disk is always older than what is queued, and is sent first: that keeps the order
+        if self._failing or len(self._queue) > self._spill_at:
             await asyncio.sleep(0.01)  # one write for many entries
             await self._to_spool()
         wait_s = self._retry_at - time.monotonic()

@@ -66,6 +66,7 @@ def test_errors_are_signed_and_only_of_what_was_predicted() -> None:
     assert ttft_error(record(ALONE, Outcome(ttft_s=0.0))) is None
     assert ttft_error(record(ALONE, Outcome(status="cancelled", ttft_s=0.5))) is None
     assert transfer_error(record(ALONE, Outcome(stages=Stages(transfer_s=0.1)))) is None
+    assert ttft_error(record(ALONE, Outcome(ttft_s=0.8, rescued_from=("split:p>d@nixl",)))) is None
     assert covered(record(ALONE, Outcome(ttft_s=2.5))) is False
     assert covered(record(ALONE, Outcome(ttft_s=2.5, served_by="colocated:other"))) is None
 
