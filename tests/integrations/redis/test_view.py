@@ -1,12 +1,11 @@
 import asyncio
 import logging
 
-from kvferry.integrations.redis.announcer import Announcer
 from kvferry.integrations.redis.connection import open_store
 from kvferry.integrations.redis.health import Health
 from kvferry.integrations.redis.leases import LeaseEntry, Leases, LeaseTotals
 from kvferry.integrations.redis.view import View
-from kvferry.integrations.redis.workers import PublishedWorker
+from kvferry.integrations.redis.workers import PublishedWorker, Workers
 from kvferry.policy.worker import Load
 
 
@@ -47,34 +46,16 @@ async def test_a_lost_store_leaves_the_last_picture_and_its_age(own_server, even
     assert len([r for r in caplog.records if r.name == "kvferry.redis"]) == 2
 
 
-async def test_announced_workers_are_seen_by_another_router_until_they_go(store, eventually) -> None:
-    health = Health("s")
-    announcer = Announcer(store, router="r1", health=health, ttl_s=0.6)
-    view = View(store, router="r2", health=health, interval_s=0.01, workers_every=1)
-    announcer.start()
+async def test_published_workers_are_seen_by_another_router_until_they_expire(store, eventually) -> None:
+    view = View(store, router="r2", health=Health("s"), interval_s=0.01, workers_every=1)
     view.start()
     a, b = (PublishedWorker(id=name, url=f"http://{name}", by="r1") for name in "ab")
-    announcer.announce([a, b], {"a": Load(running_requests=4)})
+    workers = Workers(store)
+    await workers.publish(a, ttl_s=60)
+    await workers.publish(b, ttl_s=0.3)
+    await workers.publish_loads({"a": Load(running_requests=4)}, by="r1", ttl_s=60)
     await eventually(lambda: view.workers == (a, b) and "a" in view.loads)
     assert view.loads["a"].load.running_requests == 4
     assert view.loads["a"].by == "r1"
-    await asyncio.sleep(1.0)  # longer than the TTL: the heartbeat keeps them
-    assert view.workers == (a, b)
-    announcer.announce([b])
-    await eventually(lambda: view.workers == (b,))
-    await announcer.close()
-    await eventually(lambda: view.workers == ())
-    await view.close()
-
-
-async def test_a_crashed_announcers_workers_expire(store, eventually) -> None:
-    health = Health("s")
-    announcer = Announcer(store, router="r1", health=health, ttl_s=0.3)
-    announcer.start()
-    announcer.announce([PublishedWorker(id="a", url="http://a")])
-    view = View(store, router="r2", health=health, interval_s=0.01, workers_every=1)
-    view.start()
-    await eventually(lambda: len(view.workers) == 1)
-    await announcer.close(remove=False)
-    await eventually(lambda: view.workers == ())
+    await eventually(lambda: view.workers == (a,))
     await view.close()
