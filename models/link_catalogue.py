@@ -12,7 +12,8 @@ KINDS = ("nvlink", "rdma_gpudirect", "rdma_host", "pcie", "tcp", "shared_memory"
 SCOPES = ("gpu", "nic", "node")
 _PATH_TEXTS = ("name", "kind", "scope", "confidence", "source", "chosen")
 _PATH_NUMBERS = ("line_rate_gb_s", "beta_gb_s", "beta_low_gb_s", "beta_high_gb_s", "alpha_us", "gamma_us")
-_PATH_KEYS = frozenset((*_PATH_TEXTS, *_PATH_NUMBERS, "registration_ms_per_gb", "first_contact_ms"))
+_PATH_TIMES = ("handoff_ms", "registration_ms_per_gb", "first_contact_ms")
+_PATH_KEYS = frozenset((*_PATH_TEXTS, *_PATH_NUMBERS, *_PATH_TIMES))
 _RULE_KEYS = frozenset(("same_host", "rdma", "gpu", "transport", "path"))
 
 
@@ -112,6 +113,7 @@ def _path_class(entry: Mapping[str, Any], where: str) -> PathClass:
         gamma_s_per_descriptor=number(entry, "gamma_us", where) * 1e-6,
         registration_s_per_byte=number(entry, "registration_ms_per_gb", where, 0.0) * 1e-12,
         first_contact_s=number(entry, "first_contact_ms", where, 0.0) * 1e-3,
+        handoff_s=number(entry, "handoff_ms", where, 0.0) * 1e-3,
         source=text(entry, "source", where, ""),
         confidence=text(entry, "confidence", where, ""),
         kind=kind,

@@ -125,7 +125,7 @@ def exposed_transfer_s(
         padded = np.ceil(sent / given.page_size) * given.page_size
         computed = prefill_s(speed, np.minimum(tokens, before + given.chunk_tokens), given.chunk_tokens)
         is_last = tokens <= before + given.chunk_tokens
-        wire = path.alpha_s + padded * s_per_growing_token + np.where(is_last, last_s, 0.0)
+        wire = path.alpha_s + path.handoff_s + padded * s_per_growing_token + np.where(is_last, last_s, 0.0)
         arrived = np.where(sent > 0, np.maximum(arrived, computed) + wire, arrived)
     exposed: Array = arrived - prefill_s(speed, tokens, given.chunk_tokens)
     return exposed

@@ -202,7 +202,7 @@ def _split_row(src: Worker, dst: Worker, relation: Relation, link: Link) -> dict
     repack = 2.0 / STAGING_BYTES_PER_S if relation.kind is RelationKind.STAGED else 0.0
     merges = link.merges_runs and relation.kind is RelationKind.DIRECT
     return {
-        "alpha_s": link.alpha_s,
+        "alpha_s": link.alpha_s + link.handoff_s,
         "s_per_byte": 1.0 / max(link.beta_bytes_per_s, 1.0),
         "s_per_byte_slow": 1.0 / max(slow, 1.0),
         "gamma_s": link.gamma_s_per_descriptor,

@@ -27,6 +27,7 @@ class PathClass:
     gamma_s_per_descriptor: float
     registration_s_per_byte: float = 0.0
     first_contact_s: float = 0.0
+    handoff_s: float = 0.0
     source: str = ""
     confidence: str = ""
     kind: str = ""
@@ -37,8 +38,9 @@ class PathClass:
 class Link:
     """One (source host, destination host, transport).
 
-    transfer_s = alpha + (bytes / beta + gamma * descriptors) * (1 + in flight), plus registration and
-    first contact while the pair has not met. `beta_low_bytes_per_s` is the pessimistic bandwidth
+    transfer_s = alpha + handoff + (bytes / beta + gamma * descriptors) * (1 + in flight), plus registration
+    and first contact while the pair has not met. `handoff_s` is what the workers add around a move: the
+    handshake, their schedulers' polling, the metadata. `beta_low_bytes_per_s` is the pessimistic bandwidth
     behind the p90. `merges_runs`: neighbouring pages share a descriptor, as Mooncake does and NIXL never
     (measured: 8 against 32,768 descriptors for 4,096 tokens).
     """
@@ -53,6 +55,7 @@ class Link:
     gamma_s_per_descriptor: float
     registration_s_per_byte: float = 0.0
     first_contact_s: float = 0.0
+    handoff_s: float = 0.0
     merges_runs: bool = False
     evidence: Evidence = Evidence.CATALOGUE
 
@@ -75,6 +78,7 @@ class Link:
             gamma_s_per_descriptor=path.gamma_s_per_descriptor / lanes,
             registration_s_per_byte=path.registration_s_per_byte / lanes,
             first_contact_s=path.first_contact_s,
+            handoff_s=path.handoff_s,
             merges_runs=transport == "mooncake",
         )
 
@@ -87,6 +91,6 @@ def transfer_s(
     Concurrent moves slow each other down about n-fold (measured over Mooncake TCP and NIXL CMA).
     The vectorised form in `predict` must agree with this one; a test holds them together.
     """
-    wire = moved_bytes / link.beta_bytes_per_s * (1 + in_flight)
+    moving = moved_bytes / link.beta_bytes_per_s + link.gamma_s_per_descriptor * descriptors
     meeting = link.first_contact_s + link.registration_s_per_byte * moved_bytes if first_contact else 0.0
-    return link.alpha_s + wire + link.gamma_s_per_descriptor * descriptors * (1 + in_flight) + meeting
+    return link.alpha_s + link.handoff_s + moving * (1 + in_flight) + meeting

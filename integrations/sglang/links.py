@@ -1,6 +1,5 @@
 """The link between two workers, before anything was measured on it: a path class from the catalogue."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +40,4 @@ class Links:
                 gpu=src.facts.get("gpu", ""),
                 rdma=bool(src.facts.get("rdma")),
             )
-        link = Link.of(path, src.host, dst.host, transport)
-        lanes = 1 if path.scope == "node" else min(src.layout.tp, dst.layout.tp)
-        return dataclasses.replace(
-            link,
-            beta_bytes_per_s=link.beta_bytes_per_s * lanes,
-            beta_low_bytes_per_s=link.beta_low_bytes_per_s * lanes,
-            gamma_s_per_descriptor=link.gamma_s_per_descriptor / lanes,
-        )
+        return Link.of(path, src.host, dst.host, transport, units=min(src.layout.tp, dst.layout.tp))
