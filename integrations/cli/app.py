@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from kvferry.integrations.cli import breakeven, local, logs, serve, size
+from kvferry.integrations.cli import breakeven, demo, local, logs, serve, size
 from kvferry.integrations.cli.errors import run
 
 app = typer.Typer(
@@ -14,7 +14,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _module in (serve, local, size, breakeven, logs):
+for _module in (serve, local, demo, size, breakeven, logs):
     _module.register(app)
 
 

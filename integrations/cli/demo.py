@@ -1,0 +1,165 @@
+"""`kvferry local demo`: real workers, a store and the router on this machine, and requests to watch."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import aiohttp
+import msgspec
+import typer
+import uvloop
+from rich.console import Console
+from rich.live import Live
+
+from kvferry.integrations.cli.demo_table import summary_of, table_of
+from kvferry.integrations.cli.errors import CommandError
+from kvferry.integrations.cli.local import local, running
+from kvferry.integrations.log.record import DecisionRecord
+from kvferry.integrations.sglang.ferry import Ferry
+from kvferry.integrations.sglang.local.cluster import LocalCluster
+from kvferry.integrations.sglang.local.spec import specs
+from kvferry.integrations.sglang.poller import Target
+from kvferry.integrations.sglang.serving import running as router
+from kvferry.integrations.sglang.settings import Settings
+
+# Chats that stream all the while, and documents that arrive among them: what a split is for.
+CHATS_AT_ONCE = 2
+CHAT_PROMPT_TOKENS = (16, 128)
+CHAT_OUTPUT_TOKENS = 96
+DOCUMENT_PROMPT_TOKENS = (2500, 4000)
+DOCUMENT_OUTPUT_TOKENS = 16
+FIRST_WORD, LAST_WORD = 300, 4000  # ids of ordinary words in the tiny model's vocabulary
+READY_S = 60.0
+ANSWER_S = 300.0
+
+
+def register(_: typer.Typer) -> None:
+    """Add `demo` to `kvferry local`."""
+    local.command(epilog="Example: kvferry local demo --once")(demo)
+
+
+def demo(
+    once: Annotated[bool, typer.Option(help="Exit after the table, instead of serving on.")] = False,
+    transport: Annotated[
+        Literal["mooncake", "nixl"], typer.Option(help="What moves the KV cache.")
+    ] = "mooncake",
+    policy: Annotated[str, typer.Option(help="kvferry, or a baseline such as coin(0.5).")] = "kvferry",
+    documents: Annotated[int, typer.Option(min=1, help="Long prompts to send.")] = 8,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Request log [default: decisions.jsonl in the state folder].")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the records as one JSON object.")] = False,
+) -> None:
+    """Start one colocated worker and one prefill/decode pair, send short and long prompts, show why each
+    went where it went."""
+    console = Console(stderr=True)
+    with running(list(specs(1, 1, 1, transport))) as cluster:
+        settings = Settings(
+            targets=tuple(Target(worker.url) for worker in cluster.workers),
+            port=0,
+            policy=policy,
+            log_file=log_file,
+        )
+        try:
+            records = uvloop.run(_run(settings, cluster, console, documents, seed, once=once, quiet=as_json))
+        except (OSError, ValueError) as error:
+            raise CommandError(str(error)) from error
+    if as_json:
+        print(json.dumps({"requests": [_plain(record) for record in records]}))
+
+
+async def _run(
+    settings: Settings,
+    cluster: LocalCluster,
+    console: Console,
+    documents: int,
+    seed: int,
+    *,
+    once: bool,
+    quiet: bool,
+) -> list[DecisionRecord]:
+    async with router(settings) as (ferry, url), aiohttp.ClientSession() as session:
+        await _ready(ferry)
+        console.print(f"Router on {url}: {len(cluster.workers)} workers, policy {ferry.policy.name}.")
+        done: list[DecisionRecord] = []
+        with Live(table_of(done), console=console, refresh_per_second=4, transient=True) as live:
+            await _traffic(ferry, session, url, documents, random.Random(seed), done, live.update)
+        out = Console()
+        if not quiet:
+            out.print(table_of(done, last=None))
+            for line in summary_of(done):
+                out.print(line, highlight=False)
+        failed = [record for record in done if record.outcome is None or record.outcome.status != "ok"]
+        if failed:
+            raise CommandError(
+                f"{len(failed)} of {len(done)} requests did not succeed: see kvferry logs tail"
+            )
+        if not once:
+            out.print(
+                f"\nStill serving on {url}; try: kvferry logs tail, kvferry logs explain ID. Ctrl-C ends."
+            )
+            await asyncio.Event().wait()
+        return done
+
+
+async def _ready(ferry: Ferry) -> None:
+    wanted = len(ferry.settings.targets)
+    async with asyncio.timeout(READY_S):
+        while sum(member.worker.healthy for member in ferry.fleet.members.values()) < wanted:
+            await asyncio.sleep(0.1)  # noqa: ASYNC110 (workers come up one by one, in their own time)
+
+
+async def _traffic(
+    ferry: Ferry,
+    session: aiohttp.ClientSession,
+    url: str,
+    documents: int,
+    rng: random.Random,
+    done: list[DecisionRecord],
+    show: Callable[[Any], None],
+) -> None:
+    """Chats one after the other in CHATS_AT_ONCE lanes while the documents arrive one by one."""
+    finished = ferry.recent.watch()
+    arriving = True
+
+    async def ask(prompt_tokens: int, output_tokens: int) -> None:
+        body = {
+            "input_ids": [rng.randrange(FIRST_WORD, LAST_WORD) for _ in range(prompt_tokens)],
+            "sampling_params": {"max_new_tokens": output_tokens, "temperature": 0, "ignore_eos": True},
+            "stream": True,
+        }
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+        async with session.post(f"{url}/generate", json=body, timeout=timeout) as answer:
+            await answer.read()
+
+    async def chat(lane: int) -> None:
+        await asyncio.sleep(0.3 * lane)
+        while arriving:
+            await ask(rng.randint(*CHAT_PROMPT_TOKENS), CHAT_OUTPUT_TOKENS)
+
+    async def collect() -> None:
+        while True:
+            done.append(await finished.get())
+            show(table_of(done))
+
+    collecting = asyncio.create_task(collect())
+    # one of each kind first: the counters of a worker that has served nothing tell no speed
+    await ask(DOCUMENT_PROMPT_TOKENS[1], DOCUMENT_OUTPUT_TOKENS)
+    await ask(CHAT_PROMPT_TOKENS[1], CHAT_OUTPUT_TOKENS)
+    lanes = [asyncio.create_task(chat(lane)) for lane in range(CHATS_AT_ONCE)]
+    await asyncio.sleep(1.5)
+    for _ in range(documents):
+        await ask(rng.randint(*DOCUMENT_PROMPT_TOKENS), DOCUMENT_OUTPUT_TOKENS)
+        await asyncio.sleep(0.3)
+    arriving = False
+    await asyncio.gather(*lanes)
+    await asyncio.sleep(0.1)
+    collecting.cancel()
+
+
+def _plain(record: DecisionRecord) -> Any:
+    return msgspec.to_builtins(record)
