@@ -109,8 +109,9 @@ async def _run(
 async def _ready(ferry: Ferry) -> None:
     wanted = len(ferry.settings.targets)
     async with asyncio.timeout(READY_S):
-        while sum(member.worker.healthy for member in ferry.fleet.members.values()) < wanted:
-            await asyncio.sleep(0.1)  # noqa: ASYNC110 (workers come up one by one, in their own time)
+        # noqa below: each worker comes up in its own time, and no single event stands for all of them
+        while sum(m.worker.healthy for m in ferry.fleet.members.values()) < wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
 
 
 async def _traffic(

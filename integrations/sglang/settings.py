@@ -17,20 +17,20 @@ class Settings(BaseSettings):
 
     targets: tuple[Target, ...] = ()
     host: str = "127.0.0.1"
-    port: int = Field(30000, ge=0, le=65535)
+    port: int = Field(default=30000, ge=0, le=65535)
     policy: str = "kvferry"
     api_key: SecretStr | None = None
     redis: SecretStr | None = None
     config: Path | None = None
     path_classes: dict[str, str] = {}
-    request_timeout_secs: float = Field(1800.0, gt=0)
-    max_payload_size: int = Field(4 * MIB, gt=0)
-    max_attempts: int = Field(3, ge=1, le=10)
-    slo_ttft_s: float = Field(2.0, gt=0)
-    slo_itl_s: float = Field(0.05, gt=0)
-    poll_interval_s: float = Field(0.25, gt=0)
+    request_timeout_secs: float = Field(default=1800.0, gt=0)
+    max_payload_size: int = Field(default=4 * MIB, gt=0)
+    max_attempts: int = Field(default=3, ge=1, le=10)
+    slo_ttft_s: float = Field(default=2.0, gt=0)
+    slo_itl_s: float = Field(default=0.05, gt=0)
+    poll_interval_s: float = Field(default=0.25, gt=0)
     log_file: Path | None = None
     no_log_file: bool = False
-    prometheus_port: int | None = Field(None, ge=0, le=65535)
+    prometheus_port: int | None = Field(default=None, ge=0, le=65535)
     log_level: str = "info"
     name: str = ""
