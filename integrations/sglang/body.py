@@ -34,6 +34,7 @@ class _Generate(msgspec.Struct):
     stream: bool | None = False
     rid: str | list[str] | None = None
     return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
     priority: int | None = None
 
 
@@ -130,7 +131,8 @@ class Body:
         sampling = body["sampling_params"]
         for one in sampling if isinstance(sampling, list) else [sampling]:
             one["n"] = 1
-        body.pop("rid", None)
+        if not isinstance(self.rid, str):
+            body.pop("rid", None)
         return replace(
             self,
             raw=msgspec.json.encode(body),
@@ -190,7 +192,8 @@ def _generate(raw: bytes) -> Body:
         rid=body.rid,
         max_new_tokens=max((limit for limit in limits if limit is not None), default=None),
         ignore_eos=any(one.ignore_eos for one in each),
-        input_logprobs=any(wanted) if isinstance(wanted, list) else bool(wanted),
+        input_logprobs=(any(wanted) if isinstance(wanted, list) else bool(wanted))
+        and body.logprob_start_len not in (None, -1),
         priority=body.priority or 0,
     )
 

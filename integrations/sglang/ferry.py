@@ -109,8 +109,8 @@ class Ferry:
         plan = decision.plan
         pre, dec = ends(plan)
         suffix = f"-{passage.attempt}" if passage.attempt else ""
-        if isinstance(plan, Split):
-            body = body.expanded()
+        # a worker gives the samples of one prompt ids of its own, by which nobody can abort them
+        body = body.expanded()
         rids = body.rids(f"{passage.request.id}{suffix}")
         fields: dict[str, object] = {}
         if body.rid is None:

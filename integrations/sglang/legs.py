@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aiohttp
-import msgspec
 
-from kvferry.integrations.sglang.errors import ApiError
 from kvferry.integrations.sglang.fleet import Fleet, Member
+from kvferry.integrations.sglang.stream_error import error_body, stream_error
 
 log = logging.getLogger("kvferry.legs")
 T = TypeVar("T")
@@ -149,6 +148,7 @@ class Legs:
         cancel = task.cancel
         member.watchers.add(cancel)
         task.add_done_callback(lambda _: member.watchers.discard(cancel))
+        task.add_done_callback(_seen)
         return task
 
     def _result(self, task: "asyncio.Task[Answer]", call: Call) -> Answer:
@@ -267,36 +267,14 @@ class Watch:
         self.member.watchers.discard(self.on_down)
 
 
-class _Error(msgspec.Struct):
-    message: str = "error"
-    code: int | str | None = None
-
-
-class _ErrorEvent(msgspec.Struct):
-    error: _Error
-
-
-def stream_error(chunk: bytes) -> tuple[int, str] | None:
-    """(status, message) when a stream's bytes are an error event: SGLang answers 200 and then tells."""
-    at = chunk.find(b'data: {"error"')
-    if at < 0:
-        return None
-    line = chunk[at + 6 :].split(b"\n", 1)[0]
-    try:
-        error = msgspec.json.decode(line, type=_ErrorEvent).error
-    except msgspec.DecodeError:
-        return 500, line.decode(errors="replace")
-    return (error.code if isinstance(error.code, int) and error.code >= 400 else 500), error.message
-
-
-def error_body(status: int, message: str) -> bytes:
-    """An error told in a stream, as the answer it should have been."""
-    kind = "invalid_request_error" if status < 500 else "upstream_error"
-    return ApiError(message, status=status, kind=kind).body()
-
-
 def _auth(headers: Mapping[str, str]) -> dict[str, str]:
     return {"Authorization": headers["Authorization"]} if "Authorization" in headers else {}
+
+
+def _seen(task: "asyncio.Task[Answer]") -> None:
+    """A leg may fail when nobody needs it any more: asyncio is not to report that as forgotten."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _why(error: BaseException) -> str:

@@ -17,28 +17,46 @@ def merged(endpoint: Endpoint, prefill: bytes, decode: bytes) -> bytes:
     return msgspec.json.encode(_merge(endpoint, before, after))
 
 
-def merged_event(endpoint: Endpoint, prefill: Any, event: bytes) -> bytes:
+def merged_event(endpoint: Endpoint, prefill: dict[int, Any], event: bytes) -> bytes:
     """One server-sent event with the prompt's log-probabilities in it; others pass as they are.
 
-    `prefill` is the prefill worker's answer, decoded, its sequences by index.
+    `prefill` is the prefill worker's answer by index. /generate repeats them in every event of a sequence,
+    /v1/completions tells them in its first one only: `prefill` forgets those.
     """
     if not event.startswith(b"data: {"):
         return event
     after = msgspec.json.decode(event[6:])
-    index = after.get("index", 0)
-    if index in prefill and "error" not in after:
-        _merge(endpoint, prefill[index], after)
+    if endpoint is Endpoint.GENERATE:
+        before = prefill.get(after.get("index", 0))
+        if before is None or "meta_info" not in after:
+            return event
+        _merge(endpoint, before, after)
+    else:
+        lent = [
+            _lend(prefill.pop(choice.get("index", 0)), choice)
+            for choice in after.get("choices") or ()
+            if choice.get("logprobs") and choice.get("index", 0) in prefill
+        ]
+        if not lent:
+            return event
     return b"data: " + msgspec.json.encode(after)
 
 
-def events_by_index(stream: bytes) -> dict[int, Any]:
-    """The last event of each sequence in a finished stream."""
-    last: dict[int, Any] = {}
+def events_by_index(endpoint: Endpoint, stream: bytes) -> dict[int, Any]:
+    """Of each sequence in a finished stream what knows the prompt: the last event of /generate, the first
+    choice with log-probabilities of /v1/completions."""
+    found: dict[int, Any] = {}
     for line in stream.split(b"\n"):
-        if line.startswith(b"data: {"):
-            event = msgspec.json.decode(line[6:])
-            last[event.get("index", 0)] = event
-    return last
+        if not line.startswith(b"data: {"):
+            continue
+        event = msgspec.json.decode(line[6:])
+        if endpoint is Endpoint.GENERATE:
+            found[event.get("index", 0)] = event
+            continue
+        for choice in event.get("choices") or ():
+            if choice.get("logprobs"):
+                found.setdefault(choice.get("index", 0), choice)
+    return found
 
 
 def _merge(endpoint: Endpoint, before: Any, after: Any) -> Any:
@@ -51,11 +69,16 @@ def _merge(endpoint: Endpoint, before: Any, after: Any) -> Any:
                 target[key] = source[key]
         return after
     for choice, other in zip(before.get("choices", []), after.get("choices", []), strict=False):
-        source, target = choice.get("logprobs"), other.get("logprobs")
-        if not source or not target:
-            continue
-        prompt = len(source["tokens"]) - 1  # the last one is the first output token, which decode has too
-        for key in _LISTS:
-            if isinstance(source.get(key), list) and isinstance(target.get(key), list):
-                target[key] = source[key][:prompt] + target[key]
+        if choice.get("logprobs") and other.get("logprobs"):
+            _lend(choice, other)
     return after
+
+
+def _lend(choice: Any, other: Any) -> Any:
+    """Put the prompt's part of a prefill worker's choice in front of the decode worker's."""
+    source, target = choice["logprobs"], other["logprobs"]
+    prompt = len(source["tokens"]) - 1  # the last one is the first output token, which decode has too
+    for key in _LISTS:
+        if isinstance(source.get(key), list) and isinstance(target.get(key), list):
+            target[key] = source[key][:prompt] + target[key]
+    return other

@@ -1,7 +1,9 @@
 """From a worker's answer to the client: bytes as they came, an error event when the worker is lost."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 
 import aiohttp
 from aiohttp import web
@@ -32,6 +34,10 @@ HOP_BY_HOP = frozenset(
     )
 )
 TAIL_BYTES = 1 << 18
+
+
+class _ClientLeftError(Exception):
+    """The client's connection is gone."""
 
 
 def client_headers(headers: Mapping[str, str], passage: Passage | None = None) -> dict[str, str]:
@@ -86,26 +92,27 @@ async def _stream(
             chunks = _with_logprobs(passage, answer, chunks)
         await response.prepare(request)
         async for chunk in chunks:
-            await response.write(chunk)
+            await _send(response, chunk)
             passage.first_byte()
             passage.last_s = ferry.clock()
             passage.events += chunk.count(b"data: {")
             tail += chunk
             if len(tail) > 2 * TAIL_BYTES:
                 del tail[:-TAIL_BYTES]
-        await response.write_eof()
+        await _send(response)
+    except _ClientLeftError:
+        answer.response.close()
+        ferry.legs.abort(call)
+        passage.finish("cancelled", "client left")
+        return response
     except (aiohttp.ClientError, LegFailed) as error:
         # the client already has a part: say that the rest will not come, and send no [DONE]
         ferry.legs.abort(call)
         lost = Upstream(f"{answer.worker}: connection lost while streaming: {error}")
         passage.finish("failed", str(lost))
-        await response.write(lost.event())
-        await response.write_eof()
-        return response
-    except (ConnectionResetError, BrokenPipeError):
-        answer.response.close()
-        ferry.legs.abort(call)
-        passage.finish("cancelled", "client left")
+        with suppress(_ClientLeftError):
+            await _send(response, lost.event())
+            await _send(response)
         return response
     except BaseException:
         answer.response.close()
@@ -122,10 +129,28 @@ async def read_prefill(passage: Passage, answer: Answer, *, wait: bool) -> None:
     if answer.prefill is None:
         return
     if wait:
-        await answer.prefill
+        await _known(answer)
     if answer.prefill.done() and not answer.prefill.cancelled() and answer.prefill.exception() is None:
         body = answer.prefill.result().first
         passage.prefill_usage = usage_of(passage.body.endpoint, body, passage.body.stream)
+
+
+async def _known(answer: Answer) -> Answer:
+    """The prefill worker's own answer. LegFailed when it will not come."""
+    assert answer.prefill is not None
+    await asyncio.wait({answer.prefill})
+    if answer.prefill.cancelled():  # as a watcher does when the worker goes down
+        raise LegFailed(answer.worker, "its prefill worker went down before it told log-probabilities")
+    return answer.prefill.result()
+
+
+async def _send(response: web.StreamResponse, chunk: bytes | None = None) -> None:
+    """Write to the client; without `chunk`: the end. aiohttp tells a client that left by an error that is
+    a worker's as well, so it gets a name of its own."""
+    try:
+        await (response.write_eof() if chunk is None else response.write(chunk))
+    except (ConnectionError, aiohttp.ClientConnectionError) as error:
+        raise _ClientLeftError from error
 
 
 async def _chunks(ferry: Ferry, answer: Answer) -> AsyncIterator[bytes]:
@@ -139,8 +164,7 @@ async def _with_logprobs(
     passage: Passage, answer: Answer, chunks: AsyncIterator[bytes]
 ) -> AsyncIterator[bytes]:
     """Re-written events: the one case in which a stream is parsed, since only the prefill worker knows."""
-    assert answer.prefill is not None
-    before = events_by_index((await answer.prefill).first)
+    before = events_by_index(passage.body.endpoint, (await _known(answer)).first)
     rest = b""
     async for chunk in chunks:
         *events, rest = (rest + chunk).split(b"\n\n")
