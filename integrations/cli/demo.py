@@ -109,7 +109,7 @@ async def _run(
 async def _ready(ferry: Ferry) -> None:
     wanted = len(ferry.settings.targets)
     async with asyncio.timeout(READY_S):
-        # noqa below: each worker comes up in its own time, and no single event stands for all of them
+        # each worker comes up in its own time, and no single event stands for all of them
         while sum(m.worker.healthy for m in ferry.fleet.members.values()) < wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 

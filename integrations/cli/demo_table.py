@@ -23,7 +23,7 @@ def table_of(records: Sequence[DecisionRecord], last: int | None = LIVE_ROWS) ->
     rows = records[-last:] if last else sorted(records, key=lambda record: record.request.prompt_tokens)
     for record in rows:
         outcome = record.outcome
-        mode = record.chosen.mode
+        mode: str = record.chosen.mode
         if outcome is not None and outcome.rescued_from:
             mode += " (rescued)"
         table.add_row(
