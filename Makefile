@@ -50,11 +50,12 @@ $(STAMP): pyproject.toml $(STACK)/requirements-cpu.txt $(STACK)/requirements-cpu
 		{ echo "kvferry needs Python 3.11 or newer; name one: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "Python's venv is missing (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
-	$(PYTHON) -m venv .venv
-	$(PIP) install -q $(TORCH) || { $(NO_STACK); }
-	$(PIP) install -q -r $(STACK)/requirements-cpu.txt || { $(NO_STACK); }
-	$(PIP) install -q -c $(STACK)/requirements-cpu.txt -e '.[dev]'
-	$(PIP) install -q --no-deps -r $(STACK)/requirements-cpu-nodeps.txt || { $(NO_STACK); }
+	@echo "Setting up .venv: 2 GB, some minutes"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) install -q $(TORCH) || { $(NO_STACK); }
+	@$(PIP) install -q -r $(STACK)/requirements-cpu.txt || { $(NO_STACK); }
+	@$(PIP) install -q -c $(STACK)/requirements-cpu.txt -e '.[dev]'
+	@$(PIP) install -q --no-deps -r $(STACK)/requirements-cpu-nodeps.txt || { $(NO_STACK); }
 	@touch $@
 
 # apt as root; else one line that says what is missing and what it costs.

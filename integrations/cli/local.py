@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from kvferry.integrations.cli.errors import CommandError, UsageError
 from kvferry.integrations.sglang.local.cluster import LocalCluster
@@ -139,7 +139,7 @@ def serve_command(workers: Sequence[LocalWorker]) -> str:
 
 
 def _show(cluster: LocalCluster) -> None:
-    table = Table("worker", "url", "bootstrap", "pid", "ready after")
+    table = Table("worker", Column("url", no_wrap=True, min_width=22), "bootstrap", "pid", "ready")
     for worker in cluster.workers:
         table.add_row(
             worker.name,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 POLL_S = 0.1
 GRACE_S = 3.0
+LOOK_EVERY_S = 5.0
 _SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
 
@@ -36,11 +37,16 @@ def main(parent: int, command: list[str]) -> int:
     os.read(running, 1)  # until then the child could outlive us
     print(group, flush=True)
     status: int | None = None
+    shared: set[Path] = set()
+    looked_s = time.monotonic()
     while status is None and not asked and os.getppid() == parent:
         status = _reap(group)
         if status is None:
             time.sleep(POLL_S)
-    status = _end(group, status)
+        if time.monotonic() > looked_s + LOOK_EVERY_S:
+            shared |= _shared_memory(group)
+            looked_s = time.monotonic()
+    status = _end(group, status, shared | _shared_memory(group))
     return 1 if status is None else os.waitstatus_to_exitcode(status)
 
 
@@ -73,9 +79,8 @@ def _reap(group: int) -> int | None:
     return found
 
 
-def _end(group: int, status: int | None) -> int | None:
-    """End the group and all adopted orphans; return the leader's wait status."""
-    shared = _shared_memory(group)
+def _end(group: int, status: int | None, shared: set[Path]) -> int | None:
+    """End the group and all adopted orphans, remove their shared memory; return the leader's wait status."""
     _signal_all(group, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
     while _children():
@@ -89,7 +94,7 @@ def _end(group: int, status: int | None) -> int | None:
     return status
 
 
-def _shared_memory(group: int) -> list[Path]:
+def _shared_memory(group: int) -> set[Path]:
     """Find the group's files in /dev/shm, which SGLang leaves behind unless it is given time to drain.
 
     By inode, because glibc maps a semaphore under a draft name and then renames it.
@@ -100,7 +105,12 @@ def _shared_memory(group: int) -> list[Path]:
             if os.getpgid(int(folder.name)) == group:
                 fields = (line.split() for line in (folder / "maps").read_text().splitlines())
                 inodes |= {field[4] for field in fields if field[5:] and field[5].startswith("/dev/shm/")}
-    return [path for path in Path("/dev/shm").glob("*") if str(path.lstat().st_ino) in inodes]
+    found: set[Path] = set()
+    for path in Path("/dev/shm").glob("*"):
+        with contextlib.suppress(OSError):
+            if str(path.lstat().st_ino) in inodes:
+                found.add(path)
+    return found
 
 
 def _signal_all(group: int, number: int) -> None:

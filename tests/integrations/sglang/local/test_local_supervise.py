@@ -105,3 +105,23 @@ def test_a_supervisor_killed_with_sigkill_takes_the_command_along() -> None:
     process.kill()
     process.wait()
     assert gone(group)
+
+
+MAPPING = """
+import mmap, sys, time
+with open(sys.argv[1], "w+b") as file:
+    file.write(bytes(4096)); file.flush()
+    memory = mmap.mmap(file.fileno(), 4096)
+open(sys.argv[2], "w").write("1"); time.sleep(300)
+"""
+
+
+def test_shared_memory_of_the_command_is_removed(tmp_path: Path) -> None:
+    shared = Path(f"/dev/shm/kvferry-test-{os.getpid()}")
+    script = f"exec {sys.executable} -c '{MAPPING}' {shared} {tmp_path / 'ready'}"
+    process, _ = start(script)
+    read_pid(tmp_path / "ready")
+    assert shared.exists()
+    process.terminate()
+    process.wait(20)
+    assert not shared.exists()
