@@ -1,19 +1,30 @@
-"""One set of real SGLang workers for the whole test session, and a way to drive them without a router."""
+"""One set of real SGLang workers for the whole test session, driven directly or through real routers."""
 
 import asyncio
+import contextlib
 import json
+import os
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from kvferry.integrations.redis.connection import Store, open_store
+from kvferry.integrations.redis.embedded import EmbeddedValkey
+from kvferry.integrations.redis.leases import Leases
 from kvferry.integrations.sglang.local.cluster import LocalCluster
 from kvferry.integrations.sglang.local.command import missing_requirement
-from kvferry.integrations.sglang.local.spec import WorkerOptions, WorkerSpec
+from kvferry.integrations.sglang.local.spec import TRANSPORTS, WorkerOptions, WorkerSpec
 from kvferry.integrations.sglang.local.worker import LocalWorker
 
 SPECS = (
@@ -123,3 +134,205 @@ async def direct() -> AsyncIterator[Direct]:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         yield Direct(session)
+
+
+class Router:
+    """`kvferry serve` in a process of its own, with its own state folder and log."""
+
+    def __init__(
+        self, urls: Sequence[str], policy: str, folder: Path, args: Sequence[str], env: dict[str, str]
+    ) -> None:
+        folder.mkdir(parents=True)
+        self.folder, self.log_path = folder, folder / "router.log"
+        words = ["serve", "--worker-urls", *urls, "--port", "0", "--policy", policy, *args]
+        env = {**os.environ, "KVFERRY_STATE_DIR": str(folder), "COLUMNS": "1000", **env}
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "kvferry.integrations.cli.app", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                start_new_session=True,
+            )
+        told = eventually(lambda: re.search(r"kvferry (\S+) on (http://\S+),", self.log), 60)
+        assert told, self.log
+        self.name, self.url = told.groups()
+
+    @property
+    def log(self) -> str:
+        """All it has printed."""
+        return self.log_path.read_text(errors="replace")
+
+    def records(self) -> list[dict[str, Any]]:
+        """The request log: finished requests, in the order in which they ended."""
+        lines = [line for file in sorted(self.folder.glob("*.jsonl*")) for line in file.open()]
+        return [json.loads(line) for line in lines]
+
+    def stop(self) -> None:
+        """SIGTERM, and all that it wrote is on disk."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def eventually(probe: Callable[[], Any], timeout_s: float, every_s: float = 0.1) -> Any:
+    """Return the first true value of `probe`, or the last false one when time is up."""
+    end = time.monotonic() + timeout_s
+    while not (value := probe()) and time.monotonic() < end:
+        time.sleep(every_s)
+    return value
+
+
+@pytest.fixture(scope="session")
+def store_url() -> Iterator[str]:
+    """A store that all routers of the session share."""
+    server = EmbeddedValkey()
+    asyncio.run(server.start())
+    yield server.url
+    server.stop()
+
+
+StartRouter = Callable[..., Router]
+
+
+@pytest.fixture(scope="session")
+def start_router(tmp_path_factory: pytest.TempPathFactory, store_url: str) -> Iterator[StartRouter]:
+    """`start_router(workers, policy, *flags)`: a router that is ready and knows all of these workers.
+
+    `await_workers=False` returns as soon as it listens. All are stopped at the end of the session.
+    """
+    base, numbers, running = tmp_path_factory.mktemp("routers"), count(1), []
+
+    def start(
+        workers: Sequence[LocalWorker | str],
+        policy: str = "kvferry",
+        *args: str,
+        await_workers: bool = True,
+        **env: str,
+    ) -> Router:
+        urls = [worker if isinstance(worker, str) else worker.url for worker in workers]
+        folder = base / f"{next(numbers)}-{policy}"
+        router = Router(urls, policy, folder, ("--redis", store_url, *args), env)
+        running.append(router)
+        if await_workers:
+            pattern = r"(\S+): \w+ worker of \S+ is up"
+            assert eventually(lambda: set(re.findall(pattern, router.log)) >= set(urls), 60), router.log
+        return router
+
+    yield start
+    for router in running:
+        router.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """What is going on in the routers, the workers and the store, read from the outside."""
+
+    session: aiohttp.ClientSession
+    store: Store
+
+    async def get(self, url: str) -> Any:
+        """A GET's JSON."""
+        async with self.session.get(url) as answer:
+            return json.loads(await answer.read())
+
+    async def metric(self, router: Router, name: str) -> float:
+        """Sum of a metric over its labels."""
+        async with self.session.get(router.url + "/metrics") as answer:
+            text = await answer.text()
+        found = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.M)
+        assert found, f"no {name} in /metrics"
+        return sum(map(float, found))
+
+    async def busy(self, worker: LocalWorker) -> dict[str, int]:
+        """Every counter of running or queued requests of a worker that is not zero."""
+        answer = await self.get(worker.url + "/v1/loads?include=core,disagg,queues")
+        found: dict[str, int] = {}
+        for rank in answer["loads"]:
+            flat = {name: value for name, value in rank.items() if name.startswith("num_") and "reqs" in name}
+            for section in ("disaggregation", "queues"):
+                part = rank.get(section) or {}
+                flat |= {name: part[name] for name in part if name.endswith("_reqs") or section == "queues"}
+            found |= {name: value for name, value in flat.items() if isinstance(value, int) and value}
+        return found
+
+    async def in_flight(self, router: Router) -> dict[str, Any]:
+        """What the router's own book and lease keeper still hold; empty when nothing."""
+        answer = await self.get(router.url + "/kvferry/workers")
+        held = {
+            row["id"]: row["in_flight"]
+            for row in answer["workers"]
+            if any(abs(value) > 1e-6 for value in row["in_flight"].values())
+        }
+        leases = await self.metric(router, "kvferry_leases")
+        return held | ({"leases": leases} if leases else {})
+
+    async def leases(self, router: Router) -> dict[str, Any]:
+        """The router's lease totals in the store; empty when it holds none."""
+        totals = (await Leases(self.store, "observer").totals()).get(router.name, {})
+        return {worker: sums for worker, sums in totals.items() if any(sums)}
+
+    async def until_idle(
+        self, routers: Sequence[Router], workers: Sequence[LocalWorker], within_s: float = 10.0
+    ) -> float:
+        """Seconds until nothing is left anywhere; fails, saying what is, when that takes too long."""
+        begun = time.monotonic()
+        while True:
+            left: dict[str, Any] = {}
+            for worker in workers:
+                if busy := await self.busy(worker):
+                    left[worker.name] = busy
+            took_s = time.monotonic() - begun
+            for router in routers:
+                left |= {router.url: held} if (held := await self.in_flight(router)) else {}
+                left |= {router.name: sums} if (sums := await self.leases(router)) else {}
+            if not left:
+                return took_s
+            assert took_s < within_s, f"after {took_s:.1f} s: {left}"
+            await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+async def watcher(store_url: str) -> AsyncIterator[Watcher]:
+    """A `Watcher` with connections of its own."""
+    store = await open_store(store_url)
+    timeout = aiohttp.ClientTimeout(total=30)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        yield Watcher(session, store)
+    await store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """One router per way to run a request, over the same workers: each must use its own way."""
+
+    colocated: Router
+    mooncake: Router
+    nixl: Router
+
+    def of(self, name: str) -> Router:
+        """By way's name."""
+        router: Router = getattr(self, name)
+        return router
+
+
+@pytest.fixture(scope="session")
+def routes(cluster: LocalCluster, start_router: StartRouter) -> Routes:
+    """A router that never splits, and one per transport that always does and never rescues."""
+    single = cluster.of("colocated")
+    pairs = {
+        transport: [*cluster.of("prefill", transport), *cluster.of("decode", transport)]
+        for transport in TRANSPORTS
+    }
+    return Routes(
+        start_router(cluster.workers, "always_colocated"),
+        *(
+            start_router([*pairs[transport], *single], "always_split", KVFERRY_MAX_ATTEMPTS="1")
+            for transport in TRANSPORTS
+        ),
+    )
