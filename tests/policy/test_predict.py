@@ -16,10 +16,10 @@ from kvferry.policy.link import transfer_s
 from kvferry.policy.predict import TRANSFER, predict
 from kvferry.policy.request import Request
 from kvferry.policy.score import score
-from kvferry.policy.worker import Role
+from kvferry.policy.worker import Role, Speed
 
 
-@given(clusters(), requests)
+@given(st.one_of(clusters(), clusters(same_layout=True), clusters(same_layout=True)), requests)
 def test_arrays_match_the_scalar_reference(world: Cluster, request: Request) -> None:
     if not world.candidates.plans:
         return
@@ -142,6 +142,16 @@ def test_terms_add_up_and_the_pessimistic_case_is_no_better(world: Cluster, requ
             term = getattr(costs, name)
             assert term.p90 >= term.p50 - 1e-12
             assert term.p50 >= -1e-12
+
+
+@pytest.mark.parametrize("tokens", [2001, 2100, 2999, 3000, 3700, 4001])
+@pytest.mark.parametrize("gb_s", [0.4, 1.3, 4.0, 5.2, 5.6, 8.0])
+def test_a_move_in_chunks_ends_when_the_slowest_of_them_does(tokens: int, gb_s: float) -> None:
+    """Prefill makes 5.2 GB/s of KV here: links under, at and over that wait for different chunks."""
+    pair = [worker(role, speed=Speed(chunk_tokens=1000)) for role in (Role.PREFILL, Role.DECODE)]
+    world = cluster(pair, beta_bytes_per_s=gb_s * 1e9)
+    want = terms(ask(tokens), world, world.candidates.plans[0])["transfer"]
+    assert predict(ask(tokens), world).terms[TRANSFER, 0] == pytest.approx(want, rel=1e-9)
 
 
 EXTREMES = [
