@@ -34,6 +34,7 @@ class _Meta(msgspec.Struct):
 class _Answer(msgspec.Struct):
     meta_info: _Meta | None = None
     usage: _OpenAIUsage | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,10 @@ _one = msgspec.json.Decoder(_Answer)
 _many = msgspec.json.Decoder(list[_Answer])
 
 
-def usage_of(endpoint: Endpoint, body: bytes, stream: bool) -> Usage:
-    """Read an answer's body, or the end of its stream. An unreadable one says nothing."""
+def usage_of(endpoint: Endpoint, body: bytes, events: int = 0) -> Usage:
+    """Read an answer's body, or the end of a stream of so many sequences. An unreadable one says nothing."""
     try:
-        answers = _last_events(body) if stream else _answers(body)
+        answers = _last_events(endpoint, body, events) if events else _answers(body)
     except msgspec.DecodeError:
         return Usage()
     if endpoint is Endpoint.GENERATE:
@@ -78,22 +79,23 @@ def _answers(body: bytes) -> list[_Answer]:
     return _many.decode(body) if body.lstrip()[:1] == b"[" else [_one.decode(body)]
 
 
-def _last_events(body: bytes) -> list[_Answer]:
-    """The last readable event of each sequence index (batched streams interleave them)."""
-    last: dict[Any, _Answer] = {}
-    for line in body.split(b"\n"):
+def _last_events(endpoint: Endpoint, body: bytes, sequences: int) -> list[_Answer]:
+    """From the end: /generate's last event of each sequence (batched streams interleave them), the one event
+    that carries an OpenAI usage."""
+    last: dict[int, _Answer] = {}
+    for line in reversed(body.split(b"\n")):
         if not line.startswith(b"data: {"):
             continue
         try:
             answer = _one.decode(line[6:])
-            last[msgspec.json.decode(line[6:], type=_Index).index] = answer
         except msgspec.DecodeError:
             continue  # the kept end of a stream may begin inside an event
+        if endpoint is not Endpoint.GENERATE and answer.usage is None:
+            continue
+        last.setdefault(answer.index, answer)
+        if endpoint is not Endpoint.GENERATE or len(last) >= sequences:
+            break
     return list(last.values())
-
-
-class _Index(msgspec.Struct):
-    index: int = 0
 
 
 def _of_meta(metas: list[_Meta]) -> Usage:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -11,6 +11,8 @@ from kvferry.integrations.sglang.errors import BadRequest
 
 DEFAULT_GENERATE_TOKENS = 128  # SGLang's own default for /generate
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+MAX_SAMPLES = 128  # OpenAI's limit; each sample is a sequence of its own
+MAX_TOKENS = (1 << 31) - 1
 
 
 class Endpoint(StrEnum):
@@ -163,8 +165,9 @@ _decode_generate = msgspec.json.Decoder(_Generate).decode
 _decode_completion = msgspec.json.Decoder(_Completion).decode
 _decode_chat = msgspec.json.Decoder(_Chat).decode
 _decode_text = msgspec.json.Decoder(str | list[str]).decode
-_decode_ids = msgspec.json.Decoder(list[int]).decode
-_decode_id_lists = msgspec.json.Decoder(list[list[int]]).decode
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_decode_ids = msgspec.json.Decoder(list[_Id]).decode
+_decode_id_lists = msgspec.json.Decoder(list[list[_Id]]).decode
 
 
 def _generate(raw: bytes) -> Body:
@@ -176,7 +179,7 @@ def _generate(raw: bytes) -> Body:
     batched, prompts = _text(body.text) if body.text is not None else _ids(body.input_ids, body.input_embeds)
     sampling = body.sampling_params or _Sampling()
     each = sampling if isinstance(sampling, list) else [sampling]
-    samples = {one.n or 1 for one in each}
+    samples = {1 if one.n is None else one.n for one in each}
     if len(samples) != 1:
         raise BadRequest(f"sampling_params: every prompt of a batch must ask for the same n, not {samples}")
     limits = [_limit("max_new_tokens", one.max_new_tokens) for one in each]
@@ -189,12 +192,12 @@ def _generate(raw: bytes) -> Body:
         batched=batched,
         samples=_samples(samples.pop()),
         stream=bool(body.stream),
-        rid=body.rid,
+        rid=body.rid or None,
         max_new_tokens=max((limit for limit in limits if limit is not None), default=None),
         ignore_eos=any(one.ignore_eos for one in each),
         input_logprobs=(any(wanted) if isinstance(wanted, list) else bool(wanted))
         and body.logprob_start_len not in (None, -1),
-        priority=body.priority or 0,
+        priority=_priority(body.priority),
     )
 
 
@@ -205,9 +208,13 @@ def _completion(raw: bytes) -> Body:
     start = bytes(body.prompt).lstrip()[:1]
     inner = bytes(body.prompt).lstrip()[1:].lstrip()[:1]
     textual = start == b'"' or inner == b'"'
-    batched, prompts = (
-        _text(_decode_text(body.prompt)) if textual else _ids(body.prompt, msgspec.Raw(), "prompt")
-    )
+    if textual:
+        try:
+            batched, prompts = _text(_decode_text(body.prompt))
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"invalid prompt: {error}", param="prompt") from error
+    else:
+        batched, prompts = _ids(body.prompt, msgspec.Raw(), "prompt")
     return Body(
         endpoint=Endpoint.COMPLETIONS,
         raw=raw,
@@ -216,11 +223,11 @@ def _completion(raw: bytes) -> Body:
         batched=batched,
         samples=_samples(body.n),
         stream=bool(body.stream),
-        rid=body.rid,
+        rid=body.rid or None,
         max_new_tokens=_limit("max_tokens", body.max_tokens),
         ignore_eos=bool(body.ignore_eos),
         input_logprobs=bool(body.echo) and body.logprobs not in (None, False),
-        priority=body.priority or 0,
+        priority=_priority(body.priority),
     )
 
 
@@ -239,10 +246,10 @@ def _chat(raw: bytes) -> Body:
         model=body.model,
         samples=_samples(body.n),
         stream=bool(body.stream),
-        rid=body.rid,
+        rid=body.rid or None,
         max_new_tokens=_limit("max_tokens", limit),
         ignore_eos=bool(body.ignore_eos),
-        priority=body.priority or 0,
+        priority=_priority(body.priority),
     )
 
 
@@ -264,19 +271,28 @@ def _ids(
     if not _present(value):
         return False, (bytes(embeds),)
     nested = bytes(value).lstrip()[1:].lstrip()[:1] == b"["
-    lists: Sequence[list[int]] = _decode_id_lists(value) if nested else [_decode_ids(value)]
+    try:
+        lists: Sequence[list[int]] = _decode_id_lists(value) if nested else [_decode_ids(value)]
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"invalid {name}: {error}", param=name) from error
     if not lists or not all(lists):
         raise BadRequest(f"{name} is empty: at least one token is needed", param=name)
     return nested, tuple(tuple(one) for one in lists)
 
 
 def _limit(name: str, value: int | None) -> int | None:
-    if value is not None and value < 0:
-        raise BadRequest(f"{name} is {value}: must be 0 or more", param=name)
+    if value is not None and not 0 <= value <= MAX_TOKENS:
+        raise BadRequest(f"{name} is {value}: must be from 0 to {MAX_TOKENS}", param=name)
     return value
 
 
+def _priority(value: int | None) -> int:
+    if value is not None and abs(value) > MAX_TOKENS:
+        raise BadRequest(f"priority is {value}: must be within +-{MAX_TOKENS}", param="priority")
+    return value or 0
+
+
 def _samples(value: int | None) -> int:
-    if value is not None and value < 1:
-        raise BadRequest(f"n is {value}: must be at least 1", param="n")
+    if value is not None and not 1 <= value <= MAX_SAMPLES:
+        raise BadRequest(f"n is {value}: must be from 1 to {MAX_SAMPLES}", param="n")
     return value or 1
