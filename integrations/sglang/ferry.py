@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kvferry.integrations.redis.sink import Sink
@@ -18,7 +19,7 @@ from kvferry.integrations.sglang.settings import Settings
 from kvferry.models.prefix import BLOCK_BYTES, BLOCK_TOKENS, block_hashes
 from kvferry.models.tokens import TokenRatio
 from kvferry.policy.base import Policy
-from kvferry.policy.decision import NoPlanError
+from kvferry.policy.decision import Decision, NoPlanError
 from kvferry.policy.plan import Split
 from kvferry.policy.request import SLO, Request
 
@@ -83,11 +84,11 @@ class Ferry:
         failure: LegFailed | None = None
         while True:
             try:
-                decision = passage.decide(excluded)
+                decision = self._decide(passage, excluded)
             except NoPlanError as error:
                 raise self._stranded(passage, failure, error) from error
             try:
-                return await self._try(passage, headers)
+                return await self._try(passage, headers, self._deadline_s(passage, excluded))
             except LegFailed as failed:
                 failure = failed
                 passage.error = str(failed)
@@ -98,24 +99,32 @@ class Ferry:
                 excluded.add(decision.plan.key)
                 if failed.worker_down:
                     excluded.add(failed.worker)
-                excluded |= self._prefer_colocated(passage.request.model, excluded)
 
     def per_byte(self, model: str, body: Body) -> float:
         return self.ratio.per_byte(model, body.endpoint.value)
 
-    async def _try(self, passage: Passage, headers: Mapping[str, str]) -> tuple[Answer, Call]:
+    def _decide(self, passage: Passage, excluded: set[str]) -> Decision:
+        """A rescue goes to one worker where that is possible, else to another pair."""
+        if passage.attempt:
+            with suppress(NoPlanError):
+                return passage.decide(excluded | self._split_keys(passage.request.model))
+        return passage.decide(excluded)
+
+    async def _try(
+        self, passage: Passage, headers: Mapping[str, str], deadline_s: float
+    ) -> tuple[Answer, Call]:
         decision, body = passage.decision, passage.body
         assert decision is not None
         plan = decision.plan
         pre, dec = ends(plan)
-        suffix = f"-{passage.attempt}" if passage.attempt else ""
         # a worker gives the samples of one prompt ids of its own, by which nobody can abort them
         body = body.expanded()
-        rids = body.rids(f"{passage.request.id}{suffix}")
+        # SGLang aborts every request whose id begins with the one it is told: a new attempt differs there
+        again = f"{passage.attempt}-" if passage.attempt else ""
+        rids = [again + rid for rid in body.rids(passage.request.id)]
         fields: dict[str, object] = {}
-        if body.rid is None:
+        if again or body.rid is None:
             fields["rid"] = rids if body.batched else rids[0]
-        deadline_s = self._deadline_s(passage)
         if not isinstance(plan, Split):
             call = Call(dec, body.endpoint.value, body.with_fields(fields), rids, headers, body.stream)
             return await self.legs.colocated(call, deadline_s), call
@@ -129,11 +138,15 @@ class Ferry:
         )
         return await self.legs.split(first, second, deadline_s, passage.prefilled), second
 
-    def _deadline_s(self, passage: Passage) -> float:
+    def _deadline_s(self, passage: Passage, excluded: set[str]) -> float:
+        """Until when a first byte must be there; a plan without an alternative has all the time there is."""
         decision = passage.decision
         assert decision is not None
         timeout_s = self.settings.request_timeout_secs
-        if passage.attempt + 1 >= self.settings.max_attempts:
+        others = bool(decision.alternatives)
+        if passage.attempt:  # pairs were left out of this decision
+            others = others or bool(self._split_keys(passage.request.model) - excluded)
+        if not others or passage.attempt + 1 >= self.settings.max_attempts:
             return timeout_s
         deadline_s = decision.deadline_s
         if not passage.body.stream:  # its first byte comes with its last token
@@ -142,14 +155,20 @@ class Ferry:
 
     def _blame(self, passage: Passage, failed: LegFailed) -> None:
         assert passage.decision is not None
-        if failed.worker_down:
+        if failed.refused:
             self.poller.suspect(failed.worker, failed.message)
+        elif failed.worker_down:  # one lost connection: others may be well, so the worker is asked first
+            self.poller.ask(failed.worker)
         elif failed.path:
             self.fleet.breakers.failed(passage.decision.plan.key, failed.message)
             for worker in ends(passage.decision.plan):
                 self.poller.ask(worker)
 
-    def _stranded(self, passage: Passage, failure: LegFailed | None, error: NoPlanError) -> ApiError:
+    def _stranded(
+        self, passage: Passage, failure: LegFailed | None, error: NoPlanError
+    ) -> ApiError | LegFailed:
+        if failure is not None and (failure.body or failure.status == 504):
+            return failure  # the worker's own answer, such as a 429 with its Retry-After
         if failure is not None:
             return Upstream(f"{failure}; no other plan is left: {error}")
         if passage.body.samples > 1 and passage.body.endpoint is not Endpoint.GENERATE:
@@ -162,16 +181,6 @@ class Ferry:
     def _split_keys(self, model: str) -> set[str]:
         table = self.fleet.cluster(model).candidates
         return {key for key, split in zip(table.keys, table.split, strict=True) if split}
-
-    def _prefer_colocated(self, model: str, excluded: set[str]) -> set[str]:
-        """What else to exclude in a rescue: every split, when a colocated plan is left."""
-        table = self.fleet.cluster(model).candidates
-        left = [
-            plan
-            for plan in table.plans
-            if not isinstance(plan, Split) and plan.worker not in excluded and plan.key not in excluded
-        ]
-        return self._split_keys(model) if left else set()
 
     def _model(self, name: str | None) -> str:
         known = self.fleet.models()

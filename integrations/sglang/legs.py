@@ -18,13 +18,15 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S = 3.0
 # A worker that has not registered the request yet ignores an abort: ask again until it must have.
 ABORT_AFTER_S = (0.0, 0.25, 0.75, 1.5)
+MAX_FIRST_BYTES = 1 << 16
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 RETRIED_STATUS = frozenset((408, 429, 500, 502, 503, 504))
 PATH_MARKS = (b"KVTransferError", b"Bootstrap", b"bootstrap", b"WaitingForInput")
 
 
 class LegFailed(Exception):
-    """A leg ended before its first byte. `worker_down`: the worker itself is in doubt; `path`: the KV
-    move is; neither: the worker answered this request with an error."""
+    """A leg ended before its first byte. `worker_down`: the worker itself is in doubt (`refused`: it takes
+    no connection); `path`: the KV move is; neither: the worker answered this request with an error."""
 
     def __init__(
         self,
@@ -35,6 +37,7 @@ class LegFailed(Exception):
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
         worker_down: bool = False,
+        refused: bool = False,
         path: bool = False,
     ) -> None:
         super().__init__(f"{worker}: {message}")
@@ -43,7 +46,8 @@ class LegFailed(Exception):
         self.status = status
         self.body = body
         self.headers = dict(headers or {})
-        self.worker_down = worker_down
+        self.worker_down = worker_down or refused
+        self.refused = refused
         self.path = path
 
     @property
@@ -55,7 +59,8 @@ class LegFailed(Exception):
 class Answer:
     """`first` is the whole body, or the first bytes of a stream whose rest is in `response`.
 
-    `prefill` is the prefill worker's own answer, once it is there (split only).
+    `prefill` is the prefill worker's own answer, once it is there, and `prefill_call` what was asked of it
+    (split only).
     """
 
     worker: str
@@ -64,6 +69,7 @@ class Answer:
     first: bytes
     response: aiohttp.ClientResponse
     prefill: "asyncio.Task[Answer] | None" = None
+    prefill_call: "Call | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,7 @@ class Legs:
                     self._result(first, prefill)
                     on_prefilled()
             answer = self._result(second, decode)
-            answer.prefill = first
+            answer.prefill, answer.prefill_call = first, prefill
             return answer
         except BaseException:
             self._give_up(first, prefill)
@@ -132,6 +138,13 @@ class Legs:
         """Tell the worker to drop a request, in the background."""
         if self.fleet.members[call.worker].worker.healthy:
             self._spawn(self._abort(call))
+
+    def drop(self, answer: Answer, call: Call) -> None:
+        """Nobody waits for the rest of this answer."""
+        answer.response.close()
+        self.abort(call)
+        if answer.prefill is not None and answer.prefill_call is not None and not answer.prefill.done():
+            self._give_up(answer.prefill, answer.prefill_call)
 
     async def close(self) -> None:
         """Let the aborts in flight finish."""
@@ -170,7 +183,7 @@ class Legs:
         response = await self._post(call)
         try:
             if call.stream:
-                first = await response.content.readany()
+                first = await _first_event(response)
                 if not first:
                     raise LegFailed(call.worker, "stream ended before its first byte", worker_down=True)
                 failed = stream_error(first)
@@ -204,7 +217,10 @@ class Legs:
         try:
             response = await self.session.post(url, data=call.body, headers=call.headers, timeout=timeout)
         except (aiohttp.ClientError, OSError) as error:
-            raise LegFailed(call.worker, f"connection failed: {_why(error)}", worker_down=True) from error
+            refused = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+            raise LegFailed(
+                call.worker, f"connection failed: {_why(error)}", worker_down=True, refused=refused
+            ) from error
         if response.status >= 400:
             with suppress(aiohttp.ClientError, OSError):  # the status is known; its text is a courtesy
                 body = await response.read()
@@ -265,6 +281,16 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self.member.watchers.discard(self.on_down)
+
+
+async def _first_event(response: aiohttp.ClientResponse) -> bytes:
+    """A stream's beginning up to the end of an event: only a whole one shows whether it is an error."""
+    first = b""
+    while chunk := await response.content.readany():
+        first += chunk
+        if any(end in first for end in EVENT_ENDS) or len(first) > MAX_FIRST_BYTES:
+            break
+    return first
 
 
 def _auth(headers: Mapping[str, str]) -> dict[str, str]:

@@ -41,6 +41,7 @@ class Passage:
     usage: Usage = field(default_factory=Usage)
     prefill_usage: Usage = field(default_factory=Usage)
     error: str | None = None
+    ended: bool = False
     _key: str = ""
 
     def decide(self, excluded: Iterable[str]) -> Decision:
@@ -91,11 +92,12 @@ class Passage:
         self.attempt += 1
 
     def finish(self, status: Status, error: str | None = None) -> None:
-        """The request has ended: release what it held, and say what came of it."""
+        """The request has ended: release what it held, and say what came of it. Once only."""
         self._leave()
         decision, record = self.decision, self.record
-        if decision is None or record is None:
+        if decision is None or record is None or self.ended:
             return
+        self.ended = True
         outcome = self._outcome(status, error or self.error, decision.plan)
         ferry = self.ferry
         ferry.sink.outcome(record.id, outcome)
@@ -139,7 +141,7 @@ class Passage:
         output = usage.output_tokens if usage.output_tokens is not None else (self.events or None)
         itl_s = None
         if self.body.stream and self.first_s is not None and self.last_s is not None and (output or 0) > 1:
-            itl_s = (self.last_s - self.first_s) / ((output or 2) / self.request.sequences - 1 or 1)
+            itl_s = (self.last_s - self.first_s) / max(1.0, (output or 2) / self.request.sequences - 1)
         split = isinstance(plan, Split)
         source = before if split else usage
         rescued = bool(self.given_up)
@@ -171,14 +173,14 @@ class Passage:
 
     def _learn(self, decision: Decision, outcome: Outcome) -> None:
         ferry, body, request = self.ferry, self.body, self.request
-        if not body.exact and outcome.prompt_tokens:
+        if not body.exact and outcome.prompt_tokens and body.samples == 1:
             ferry.ratio.learn(request.model, body.endpoint.value, body.prompt_units, outcome.prompt_tokens)
         pre, dec = ends(decision.plan)
         for worker, usage in ((pre, self.prefill_usage if pre != dec else self.usage), (dec, self.usage)):
             member = ferry.fleet.members.get(worker)
             if member is None or not member.caches_prefixes:
                 continue
-            if usage.cached_tokens is not None and len(body.prompts) == 1:
+            if usage.cached_tokens is not None and body.sequences == 1:
                 per_block = BLOCK_TOKENS if body.exact else BLOCK_BYTES * ferry.per_byte(request.model, body)
                 expected = round(request.held_tokens.get(worker, 0) / per_block)
                 member.prefixes.correct(expected, round(usage.cached_tokens / per_block))

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import suppress
 
 import aiohttp
@@ -14,6 +14,7 @@ from kvferry.integrations.sglang.ferry import Ferry
 from kvferry.integrations.sglang.legs import Answer, Call, LegFailed
 from kvferry.integrations.sglang.merge import events_by_index, merged, merged_event
 from kvferry.integrations.sglang.passage import Passage
+from kvferry.integrations.sglang.stream_error import stream_error
 
 log = logging.getLogger("kvferry.relay")
 
@@ -28,7 +29,6 @@ HOP_BY_HOP = frozenset(
         "transfer-encoding",
         "upgrade",
         "content-length",
-        "content-encoding",
         "date",
         "server",
     )
@@ -57,26 +57,30 @@ def failure_response(failed: LegFailed, passage: Passage) -> web.Response:
             status=failed.status, body=failed.body, headers=client_headers(failed.headers, passage)
         )
     kind = "invalid_request_error" if failed.status < 500 else "upstream_error"
-    error = ApiError(str(failed), status=failed.status, kind=kind)
-    return error.response()
+    headers = {"x-kvferry-id": passage.request.id}
+    return ApiError(str(failed), status=failed.status, kind=kind, headers=headers).response()
 
 
 async def relay(
     ferry: Ferry, passage: Passage, answer: Answer, call: Call, request: web.Request
 ) -> web.StreamResponse:
     """Pass an answer on. Whatever ends it early is told to the client and aborted on the workers."""
-    if not passage.body.stream:
-        return await _whole(ferry, passage, answer)
-    return await _stream(ferry, passage, answer, call, request)
+    try:
+        if passage.body.stream:
+            return await _stream(ferry, passage, answer, call, request)
+        return await _whole(passage, answer)
+    except BaseException:
+        ferry.legs.drop(answer, call)
+        raise
 
 
-async def _whole(ferry: Ferry, passage: Passage, answer: Answer) -> web.Response:
+async def _whole(passage: Passage, answer: Answer) -> web.Response:
     passage.first_byte()
     body, endpoint = answer.first, passage.body.endpoint
     await read_prefill(passage, answer, wait=passage.body.input_logprobs)
     if answer.prefill is not None and passage.body.input_logprobs:
         body = merged(endpoint, answer.prefill.result().first, body)
-    passage.usage = usage_of(endpoint, body, stream=False)
+    passage.usage = usage_of(endpoint, body)
     passage.finish("ok")
     return web.Response(status=answer.status, body=body, headers=client_headers(answer.headers, passage))
 
@@ -90,37 +94,37 @@ async def _stream(
         chunks = _chunks(ferry, answer)
         if answer.prefill is not None and passage.body.input_logprobs:
             chunks = _with_logprobs(passage, answer, chunks)
-        await response.prepare(request)
+        await _sent(response.prepare(request))
         async for chunk in chunks:
-            await _send(response, chunk)
+            await _sent(response.write(chunk))
             passage.first_byte()
             passage.last_s = ferry.clock()
             passage.events += chunk.count(b"data: {")
             tail += chunk
             if len(tail) > 2 * TAIL_BYTES:
                 del tail[:-TAIL_BYTES]
-        await _send(response)
+        await _sent(response.write_eof())
     except _ClientLeftError:
-        answer.response.close()
-        ferry.legs.abort(call)
+        ferry.legs.drop(answer, call)
         passage.finish("cancelled", "client left")
         return response
     except (aiohttp.ClientError, LegFailed) as error:
         # the client already has a part: say that the rest will not come, and send no [DONE]
-        ferry.legs.abort(call)
+        ferry.legs.drop(answer, call)
         lost = Upstream(f"{answer.worker}: connection lost while streaming: {error}")
         passage.finish("failed", str(lost))
         with suppress(_ClientLeftError):
-            await _send(response, lost.event())
-            await _send(response)
+            await _sent(response.write(lost.event()))
+            await _sent(response.write_eof())
         return response
-    except BaseException:
-        answer.response.close()
-        ferry.legs.abort(call)
-        raise
-    passage.usage = usage_of(passage.body.endpoint, bytes(tail), stream=True)
+    body = bytes(tail)
+    passage.usage = usage_of(passage.body.endpoint, body, passage.body.sequences)
     await read_prefill(passage, answer, wait=False)
-    passage.finish("ok")
+    told = stream_error(body)  # the client has it already, as the worker's last event
+    if told is None:
+        passage.finish("ok")
+    else:
+        passage.finish("failed", f"{answer.worker}: told {told[0]} while streaming")
     return response
 
 
@@ -131,8 +135,8 @@ async def read_prefill(passage: Passage, answer: Answer, *, wait: bool) -> None:
     if wait:
         await _known(answer)
     if answer.prefill.done() and not answer.prefill.cancelled() and answer.prefill.exception() is None:
-        body = answer.prefill.result().first
-        passage.prefill_usage = usage_of(passage.body.endpoint, body, passage.body.stream)
+        body, events = answer.prefill.result().first, passage.body.sequences if passage.body.stream else 0
+        passage.prefill_usage = usage_of(passage.body.endpoint, body, events)
 
 
 async def _known(answer: Answer) -> Answer:
@@ -144,11 +148,10 @@ async def _known(answer: Answer) -> Answer:
     return answer.prefill.result()
 
 
-async def _send(response: web.StreamResponse, chunk: bytes | None = None) -> None:
-    """Write to the client; without `chunk`: the end. aiohttp tells a client that left by an error that is
-    a worker's as well, so it gets a name of its own."""
+async def _sent(writing: Awaitable[object]) -> None:
+    """aiohttp tells a client that left by an error that is a worker's as well: give it a name of its own."""
     try:
-        await (response.write_eof() if chunk is None else response.write(chunk))
+        await writing
     except (ConnectionError, aiohttp.ClientConnectionError) as error:
         raise _ClientLeftError from error
 

@@ -22,6 +22,7 @@ NOT_FORWARDED = frozenset(
     (
         "host",
         "content-length",
+        "content-encoding",  # aiohttp has decompressed the body
         "content-type",
         "connection",
         "keep-alive",
@@ -113,7 +114,9 @@ async def _authorised(request: web.Request, handler: Handler) -> web.StreamRespo
     key = request.app[FERRY].settings.api_key
     if key is not None and request.path not in OPEN_PATHS:
         given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {key.get_secret_value()}".encode()):
+        if not hmac.compare_digest(
+            given.encode(errors="surrogateescape"), f"Bearer {key.get_secret_value()}".encode()
+        ):
             raise ApiError(
                 "missing or wrong API key: send Authorization: Bearer <key>",
                 status=401,

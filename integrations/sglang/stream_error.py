@@ -14,17 +14,45 @@ class _ErrorEvent(msgspec.Struct):
     error: _Error
 
 
+class _Finish(msgspec.Struct):
+    type: str = ""
+    message: str = "aborted"
+    status_code: int | None = None
+
+
+class _FinishMeta(msgspec.Struct):
+    finish_reason: _Finish | None = None
+
+
+class _AbortEvent(msgspec.Struct):
+    meta_info: _FinishMeta
+
+
 def stream_error(chunk: bytes) -> tuple[int, str] | None:
-    """(status, message) when a stream's bytes are an error event: SGLang answers 200 and then tells."""
+    """(status, message) when a stream's bytes hold an error: SGLang answers 200 and then tells.
+
+    As an event {"error": ...}; /generate tells a failure while computing or moving KV as an event whose
+    finish reason is an abort with a status (one without a status was asked for by somebody).
+    """
     at = chunk.find(b'data: {"error"')
+    if at >= 0:
+        line = chunk[at + 6 :].split(b"\n", 1)[0]
+        try:
+            error = msgspec.json.decode(line, type=_ErrorEvent).error
+        except msgspec.DecodeError:
+            return 500, line.decode(errors="replace")
+        return (error.code if isinstance(error.code, int) and error.code >= 400 else 500), error.message
+    at = chunk.find(b'"type":"abort"')
     if at < 0:
         return None
-    line = chunk[at + 6 :].split(b"\n", 1)[0]
+    line = chunk[chunk.rfind(b"\n", 0, at) + 1 :].split(b"\n", 1)[0]
     try:
-        error = msgspec.json.decode(line, type=_ErrorEvent).error
+        finish = msgspec.json.decode(line.removeprefix(b"data: "), type=_AbortEvent).meta_info.finish_reason
     except msgspec.DecodeError:
-        return 500, line.decode(errors="replace")
-    return (error.code if isinstance(error.code, int) and error.code >= 400 else 500), error.message
+        return None
+    if finish is None or finish.type != "abort" or (finish.status_code or 0) < 400:
+        return None
+    return finish.status_code or 500, finish.message
 
 
 def error_body(status: int, message: str) -> bytes:
