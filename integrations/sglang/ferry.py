@@ -10,7 +10,8 @@ from kvferry.integrations.sglang.body import Body, Endpoint
 from kvferry.integrations.sglang.book import Book
 from kvferry.integrations.sglang.errors import ApiError, BadRequest, NoWorker, Upstream
 from kvferry.integrations.sglang.fleet import Fleet
-from kvferry.integrations.sglang.legs import Answer, Call, LegFailed, Legs
+from kvferry.integrations.sglang.leg import Answer, Call, LegFailed
+from kvferry.integrations.sglang.legs import Legs
 from kvferry.integrations.sglang.metrics import Metrics
 from kvferry.integrations.sglang.passage import Passage, ends
 from kvferry.integrations.sglang.poller import Poller

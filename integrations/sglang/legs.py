@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from kvferry.integrations.sglang.fleet import Fleet, Member
+from kvferry.integrations.sglang.leg import Answer, Call, LegFailed
 from kvferry.integrations.sglang.stream_error import error_body, stream_error
 
 log = logging.getLogger("kvferry.legs")
@@ -20,68 +21,7 @@ CONNECT_TIMEOUT_S = 3.0
 ABORT_AFTER_S = (0.0, 0.25, 0.75, 1.5)
 MAX_FIRST_BYTES = 1 << 16
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
-RETRIED_STATUS = frozenset((408, 429, 500, 502, 503, 504))
 PATH_MARKS = (b"KVTransferError", b"Bootstrap", b"bootstrap", b"WaitingForInput")
-
-
-class LegFailed(Exception):
-    """A leg ended before its first byte. `worker_down`: the worker itself is in doubt (`refused`: it takes
-    no connection); `path`: the KV move is; neither: the worker answered this request with an error."""
-
-    def __init__(
-        self,
-        worker: str,
-        message: str,
-        *,
-        status: int = 502,
-        body: bytes = b"",
-        headers: Mapping[str, str] | None = None,
-        worker_down: bool = False,
-        refused: bool = False,
-        path: bool = False,
-    ) -> None:
-        super().__init__(f"{worker}: {message}")
-        self.worker = worker
-        self.message = message
-        self.status = status
-        self.body = body
-        self.headers = dict(headers or {})
-        self.worker_down = worker_down or refused
-        self.refused = refused
-        self.path = path
-
-    @property
-    def retry(self) -> bool:
-        return self.worker_down or self.path or self.status in RETRIED_STATUS
-
-
-@dataclass(slots=True, eq=False)
-class Answer:
-    """`first` is the whole body, or the first bytes of a stream whose rest is in `response`.
-
-    `prefill` is the prefill worker's own answer, once it is there, and `prefill_call` what was asked of it
-    (split only).
-    """
-
-    worker: str
-    status: int
-    headers: Mapping[str, str]
-    first: bytes
-    response: aiohttp.ClientResponse
-    prefill: "asyncio.Task[Answer] | None" = None
-    prefill_call: "Call | None" = None
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What a leg sends: path, body and headers, and the ids by which the worker can abort it."""
-
-    worker: str
-    path: str
-    body: bytes
-    rids: list[str]
-    headers: Mapping[str, str]
-    stream: bool
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,7 @@ from aiohttp import web
 from kvferry.integrations.sglang.answer import usage_of
 from kvferry.integrations.sglang.errors import ApiError, Upstream
 from kvferry.integrations.sglang.ferry import Ferry
-from kvferry.integrations.sglang.legs import Answer, Call, LegFailed
+from kvferry.integrations.sglang.leg import Answer, Call, LegFailed
 from kvferry.integrations.sglang.merge import events_by_index, merged, merged_event
 from kvferry.integrations.sglang.passage import Passage
 from kvferry.integrations.sglang.stream_error import stream_error

@@ -11,7 +11,7 @@ from kvferry.integrations.sglang import api
 from kvferry.integrations.sglang.body import Endpoint, parse
 from kvferry.integrations.sglang.errors import ApiError, BadRequest
 from kvferry.integrations.sglang.ferry import Ferry
-from kvferry.integrations.sglang.legs import LegFailed
+from kvferry.integrations.sglang.leg import LegFailed
 from kvferry.integrations.sglang.relay import failure_response, relay
 
 log = logging.getLogger("kvferry.router")
