@@ -117,17 +117,17 @@ class Evaluation:
             view_age_s=max(0.0, float(age_s)),
         )
 
-    def clear_winner(self, split: int, colocated: int) -> int:
+    def clear_winner(self, split: int, colocated: int, min_gain: float = 0.0) -> int:
         """Of the best row of each mode the one that wins even when its own uncertainty goes against it.
 
         A mode wins clearly when its best cautious score (half-way from the median to the 90th
-        percentile) is under the other mode's best median; -1 when neither does. Both sides are
-        monotone in the cost of the move, so that a dearer link can only turn split to unclear to
-        colocated, never back.
+        percentile) is under the other mode's best median, a split by at least `min_gain` (in score);
+        -1 when neither does. Both sides are monotone in the cost of the move, so that a dearer link can
+        only turn split to unclear to colocated, never back.
         """
         count, total = self.cluster.candidates.colocated_count, self.ranked
         half = 0.5 * (total + self.scores.cautious)
-        if half[count + half[count:].argmin()] < total[colocated]:
+        if half[count + half[count:].argmin()] + min_gain < total[colocated]:
             return split
         if half[half[:count].argmin()] < total[split]:
             return colocated

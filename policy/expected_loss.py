@@ -9,6 +9,7 @@ from kvferry.policy.evaluation import Evaluation
 from kvferry.policy.request import Request
 
 STALE_AFTER_S = 5.0
+MIN_GAIN = 1e-3
 
 
 @register("kvferry")
@@ -18,11 +19,14 @@ class ExpectedLoss:
 
     Plans on workers whose load is older than `stale_after_s` are passed over for others of their mode.
     When a mode has only such plans, or the gain is not clear, the safe rule decides the mode: a length
-    threshold on uncached tokens, the best single fixed rule of the scoring study.
+    threshold on uncached tokens, the best single fixed rule of the scoring study. A split's gain is not
+    clear either while it is under `min_gain` expected lost requests: a move can fail, and takes bandwidth
+    that nothing here prices.
     """
 
     safe_threshold_tokens: float = 2048.0
     stale_after_s: float = STALE_AFTER_S
+    min_gain: float = MIN_GAIN
 
     @property
     def name(self) -> str:
@@ -33,14 +37,18 @@ class ExpectedLoss:
         split, colocated = evaluation.best_split, evaluation.best_colocated
         if split < 0 or colocated < 0:
             return evaluation.decide(max(split, colocated), self.name)
-        row = -1 if stale else evaluation.clear_winner(split, colocated)
+        row = -1 if stale else evaluation.clear_winner(split, colocated, self.min_gain)
         if row >= 0:
             return evaluation.decide(row, self.name)
         long = evaluation.prediction.new_tokens[colocated] >= self.safe_threshold_tokens
+        reason: Reason | None = Reason.STALE_LOAD if stale else Reason.UNCERTAIN_GAIN
+        if not stale and evaluation.clear_winner(split, colocated) == split:
+            # certain, if small: worth it for a long prompt, for the very term that gains
+            reason = None if long else Reason.SMALL_PROMPT
         return evaluation.decide(
             split if long else colocated,
             self.name,
-            Reason.STALE_LOAD if stale else Reason.UNCERTAIN_GAIN,
+            reason,
             safe_rule=f"length_threshold({self.safe_threshold_tokens:g})",
         )
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvferry.integrations.sglang.book import Book, Totals
-from kvferry.integrations.sglang.breaker import Breakers
+from kvferry.integrations.sglang.breaker import Breakers, uses
 from kvferry.integrations.sglang.describe import load_of, snapshot_times
 from kvferry.integrations.sglang.speedometer import Speedometer
 from kvferry.models.prefix import BLOCK_TOKENS, PrefixIndex
@@ -77,7 +77,7 @@ class Fleet:
         """A worker is there (again): its old state, if any, is forgotten."""
         if worker.id in self.members:
             self.breakers.forget(worker.id)
-            self.met = {key for key in self.met if worker.id not in key}
+            self.met = {key for key in self.met if not uses(key, worker.id)}
         member = Member.of(worker)
         self.members[worker.id] = member
         self._tables.clear()
@@ -99,7 +99,7 @@ class Fleet:
         member, now_s = self.members[worker_id], self.clock()
         speed = member.meter.read(answer, now_s)
         load = load_of(answer, now_s)
-        own = self.book.at(now_s - snapshot_age_s(answer)).get(worker_id, Totals())
+        own = self.book.at(now_s - snapshot_age_s(answer), worker_id)
         other = self.others().get(worker_id, Totals())
         decodes = (
             load.running_requests + load.waiting_requests if member.worker.role is not Role.PREFILL else 0

@@ -28,7 +28,6 @@ from kvferry.integrations.sglang.publisher import Publisher
 from kvferry.integrations.sglang.router import make_app
 from kvferry.integrations.sglang.settings import Settings
 from kvferry.integrations.state import log_path, state_dir
-from kvferry.policy import baselines, expected_loss  # noqa: F401  (they register themselves)
 from kvferry.policy.base import make
 
 log = logging.getLogger("kvferry")
@@ -45,7 +44,8 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
     policy = make(settings.policy)
     links = Links.load(settings.config, settings.path_classes)
     listener = _listen(settings.host, settings.port)
-    url = f"http://{settings.host}:{listener.getsockname()[1]}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{listener.getsockname()[1]}"
     name = settings.name or f"{socket.gethostname()}:{listener.getsockname()[1]}"
     store = await open_store(settings.redis.get_secret_value() if settings.redis else None)
     if store.embedded is None:
@@ -93,8 +93,9 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         raise OSError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port"

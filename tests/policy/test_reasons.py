@@ -9,10 +9,11 @@ from kvferry.policy import base
 from kvferry.policy.candidates import Candidates
 from kvferry.policy.cluster import Cluster, State
 from kvferry.policy.decision import Decision, Reason
+from kvferry.policy.expected_loss import ExpectedLoss
 from kvferry.policy.layout import KVLayout
 from kvferry.policy.plan import Mode
 from kvferry.policy.predict import predict
-from kvferry.policy.request import Request
+from kvferry.policy.request import SLO, Request
 from kvferry.policy.worker import Role, Speed, Worker
 
 SPLIT = "split:prefill>decode@mooncake"
@@ -125,6 +126,21 @@ def test_uncertain_gain(tokens: int, mode: Mode) -> None:
     decision = decide(ask(tokens), world)
     assert (decision.mode, decision.reason) == (mode, Reason.UNCERTAIN_GAIN)
     assert decision.safe_rule == "length_threshold(2048)"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mode", "reason"),
+    [(500, Mode.COLOCATED, Reason.SMALL_PROMPT), (6000, Mode.SPLIT, Reason.QUEUE_GAIN)],
+)
+def test_a_gain_that_is_certain_but_small_is_for_long_prompts_only(
+    tokens: int, mode: Mode, reason: Reason
+) -> None:
+    fleet = trio(load=busy(0, prefill_tokens=0.5 * tokens + 2000))
+    decision = decide(ask(tokens, slo=SLO(ttft_s=60.0)), fleet)
+    assert (decision.mode, decision.reason) == (mode, reason)
+    assert decision.safe_rule == "length_threshold(2048)"
+    eager = ExpectedLoss(min_gain=0.0).decide(ask(tokens, slo=SLO(ttft_s=60.0)), cluster(fleet))
+    assert eager.mode is Mode.SPLIT
 
 
 def aged(fleet: list[Worker], **ages_s: float) -> Cluster:
