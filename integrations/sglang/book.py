@@ -2,8 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, takewhile
 
 # A sequence promised to a decode worker counts half until its first token: counting promises as
 # residents halved goodput in the scoring study.
@@ -86,13 +87,17 @@ class Book:
         while self._ended and self._ended[0].end_s < entry.end_s - HISTORY_S:
             self._ended.popleft()
 
-    def at(self, time_s: float) -> dict[str, Totals]:
-        """What was in flight per worker at a moment within the last HISTORY_S."""
+    def at(self, time_s: float, worker: str) -> Totals:
+        """What was in flight on a worker at a moment within the last HISTORY_S."""
         totals: dict[str, Totals] = {}
-        for entry in (*self._open.values(), *self._ended):
-            if entry.start_s <= time_s < entry.end_s:
+        for entry in chain(self._open.values(), self._since(time_s)):
+            if worker in (entry.pre, entry.dec) and entry.start_s <= time_s:
                 _add(totals, entry, prefilled=entry.first_token_s <= time_s)
-        return totals
+        return totals.get(worker, Totals())
+
+    def _since(self, time_s: float) -> Iterator[Entry]:
+        """Entries that ended after a moment: the last ones, for they are kept in the order of their end."""
+        return takewhile(lambda entry: entry.end_s > time_s, reversed(self._ended))
 
     def arrivals_per_s(self, worker: str) -> float:
         """Recent dispatches to a worker, exponentially averaged over ARRIVALS_WINDOW_S."""

@@ -34,10 +34,15 @@ class Breakers:
 
     def forget(self, worker: str) -> None:
         """The worker restarted: what was seen of the old one says nothing about the new one."""
-        for key in [key for key in self._trips if worker in key]:
+        for key in [key for key in self._trips if uses(key, worker)]:
             del self._trips[key]
 
     def open(self) -> dict[str, str]:
         """Plan keys to avoid now, with the reason of each."""
         now_s = self.clock()
         return {key: trip.reason for key, trip in self._trips.items() if trip.until_s > now_s}
+
+
+def uses(plan_key: str, worker: str) -> bool:
+    """Whether a split plan's key names this worker; one id may be the beginning of another."""
+    return f":{worker}>" in plan_key or f">{worker}@" in plan_key

@@ -33,7 +33,11 @@ def worker_of(
     if mode not in _ROLES:
         raise NotAWorkerError(f"{url}/server_info: disaggregation_mode is {mode!r}")
     role = _ROLES[mode]
-    state = (info.get("internal_states") or [{}])[0]
+    states = info.get("internal_states")
+    state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
+    transport = info.get("disaggregation_transfer_backend")
+    if role is not Role.COLOCATED and not transport:
+        raise NotAWorkerError(f"{url}/server_info: disaggregation_transfer_backend is missing")
     model = str(info.get("served_model_name") or info.get("model_path") or "")
     dtype = _dtype(info, state)
     tp = _int(info, "tp_size", 1)
@@ -67,10 +71,11 @@ def worker_of(
         bootstrap_port=(bootstrap_port or _int(info, "disaggregation_bootstrap_port", 8998))
         if role is Role.PREFILL
         else None,
-        transports=() if role is Role.COLOCATED else (str(info["disaggregation_transfer_backend"]),),
+        transports=() if role is Role.COLOCATED else (str(transport),),
         host=_node(host),
-        max_total_tokens=_int(info, "max_total_num_tokens", 0)
-        or sum(_int(rank, "max_total_num_tokens", UNLIMITED) for rank in ranks),
+        # /server_info tells one rank's room, /v1/loads that of each
+        max_total_tokens=sum(_int(rank, "max_total_num_tokens", 0) for rank in ranks)
+        or _int(info, "max_total_num_tokens", UNLIMITED) * len(ranks),
         max_running_requests=slots * len(ranks),
         context_length=_int(info, "context_length", 0) or _int(info, "max_req_input_len", UNLIMITED),
         speed=_prior(model, loads, tp, info),

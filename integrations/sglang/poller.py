@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -9,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from kvferry.integrations.sglang.describe import NotAWorkerError, worker_of
+from kvferry.integrations.sglang.describe import NotAWorkerError, load_of, worker_of
 from kvferry.integrations.sglang.fleet import Fleet, snapshot_age_s
 from kvferry.policy.worker import Role
 
@@ -85,8 +86,10 @@ class Poller:
                 failed = 0
                 if snapshot_age_s(answer) > SILENT_AFTER_S and not await self._healthy(target.url):
                     self._drop(target.url, f"scheduler silent for {SILENT_AFTER_S:g} s and not healthy")
-            except WATCHED as error:
+            except Exception as error:  # noqa: BLE001 - told; an odd answer must not end the watch
                 failed += 1
+                if not isinstance(error, WATCHED):
+                    self._odd(target.url, error)
                 refused = isinstance(error, aiohttp.ClientConnectorError)
                 if refused or failed >= FAILED_POLLS:
                     self._drop(target.url, f"does not answer: {_why(error)}")
@@ -102,13 +105,14 @@ class Poller:
                 raise NotAWorkerError(
                     f"{target.url} was given as a {target.role} worker but says it is {worker.role}"
                 )
+            load_of(loads, 0.0)
             if not await self._healthy(target.url):
                 return False
         except WATCHED as error:
             self._tell(target.url, f"{target.url}: {_why(error)}", logging.WARNING)
             return False
-        except Exception:  # a worker's odd answer must not end the watch over it
-            log.exception("%s: cannot read what this worker says of itself", target.url)
+        except Exception as error:  # noqa: BLE001 - told; an odd answer must not end the watch
+            self._odd(target.url, error)
             return False
         self.fleet.admit(worker)
         self.fleet.read_loads(worker.id, loads)
@@ -122,6 +126,12 @@ class Poller:
             self.fleet.drop(worker_id, why)
             self._tell(worker_id, f"{worker_id}: down: {why}", logging.WARNING)
             self.on_change(worker_id)
+
+    def _odd(self, url: str, error: Exception) -> None:
+        """Something that no worker was expected to answer: told once, with where it was stumbled upon."""
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{type(error).__name__} in {at.name}, line {at.lineno}: {error}"
+        self._tell(url, f"{url}: cannot read what this worker says of itself: {where}", logging.ERROR)
 
     def _tell(self, key: str, message: str, level: int) -> None:
         if self._told.get(key) != message:

@@ -9,6 +9,7 @@ from kvferry.policy.worker import Speed
 
 MIN_PREFILL_TOKENS = 256  # fewer come from warm-up prompts, whose fixed cost says little
 MIN_DECODE_STEPS = 20
+MOMENTS = 5
 FORGETTING = 0.9
 MAX_SHARE_WINDOW_S = 5.0
 
@@ -73,13 +74,15 @@ class Speedometer:
 
 def _moments(ranks: list[Mapping[str, Any]]) -> list[list[float]]:
     return [
-        [float(value) for value in rank["decode_moments"]] for rank in ranks if rank.get("decode_moments")
+        [float(value) for value in rank["decode_moments"]]
+        for rank in ranks
+        if len(rank.get("decode_moments") or ()) >= MOMENTS
     ]
 
 
 def _fit(moments: list[float]) -> tuple[float, float]:
     """(base, per sequence) seconds of a decode step, neither negative."""
-    count, sum_b, sum_t, sum_bb, sum_bt = moments[:5]
+    count, sum_b, sum_t, sum_bb, sum_bt = moments[:MOMENTS]
     mean_s = sum_t / count * 1e-6
     variance = sum_bb / count - (sum_b / count) ** 2
     if variance < 0.25:

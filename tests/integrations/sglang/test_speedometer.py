@@ -1,0 +1,105 @@
+"""Speed from cumulative counters: over polls, idleness and restarts."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvferry.integrations.sglang.speedometer import Speedometer
+from kvferry.policy.worker import Speed
+
+PRIOR = Speed(prefill_base_s=0.01, prefill_s_per_token=1e-3)
+
+
+def loads(tokens: int, busy_s: float, moments: list[float] | None = None, ranks: int = 1) -> dict[str, Any]:
+    rank = {
+        "total_prefill_uncached_tokens": tokens,
+        "total_prefill_busy_us": busy_s * 1e6,
+        "decode_moments": moments,
+    }
+    return {"loads": [rank] * ranks}
+
+
+def test_until_enough_was_seen_the_prior_stands() -> None:
+    meter = Speedometer(PRIOR)
+    assert meter.read({}, 0.0) == PRIOR
+    assert meter.read(loads(100, 0.01), 1.0) == PRIOR
+    assert meter.read(loads(1000, 0.1), 2.0).reported
+
+
+def test_prefill_speed_is_tokens_over_busy_time_and_follows_a_change() -> None:
+    meter = Speedometer(PRIOR)
+    tokens, busy_s, speed = 0, 0.0, PRIOR
+    for poll in range(200):
+        tokens += 1000
+        busy_s += 0.1 if poll < 100 else 0.2
+        speed = meter.read(loads(tokens, busy_s), poll * 0.25)
+        if poll == 99:
+            assert speed.prefill_s_per_token == pytest.approx(1e-4, rel=1e-6)
+    assert speed.prefill_s_per_token == pytest.approx(2e-4, rel=1e-2)
+
+
+def test_idle_polls_change_neither_speed_nor_moments() -> None:
+    meter = Speedometer(PRIOR)
+    first = meter.read(loads(5000, 0.5, [100, 100, 1e6, 100, 1e6, 0]), 0.0)
+    for second in range(1, 50):
+        assert meter.read(loads(5000, 0.5, [100, 100, 1e6, 100, 1e6, 0]), float(second)) == first
+    assert meter.share == pytest.approx(0.0, abs=1e-3)
+
+
+def test_a_restart_begins_again_without_negative_speeds() -> None:
+    meter = Speedometer(PRIOR)
+    meter.read(loads(50_000, 5.0), 0.0)
+    speed = meter.read(loads(300, 0.06), 1.0)
+    assert speed.prefill_s_per_token > 0
+    assert 0.0 <= meter.share <= 1.0
+
+
+def test_ranks_work_side_by_side() -> None:
+    meter = Speedometer(PRIOR)
+    assert meter.read(loads(1000, 0.1, ranks=4), 0.0).prefill_s_per_token == pytest.approx(0.1 / 4000)
+
+
+def test_the_share_of_time_spent_prefilling() -> None:
+    meter = Speedometer(PRIOR)
+    for poll in range(200):
+        meter.read(loads(poll * 1000, poll * 0.1), poll * 0.25)
+    assert meter.share == pytest.approx(0.4, rel=0.01)
+
+
+def moments(base_s: float, per_sequence_s: float, batches: list[int]) -> list[float]:
+    times = [(base_s + per_sequence_s * b) * 1e6 for b in batches]
+    pairs = list(zip(batches, times, strict=True))
+    return [len(batches), sum(batches), sum(times), sum(b * b for b in batches), sum(b * t for b, t in pairs)]
+
+
+@given(
+    st.floats(1e-4, 0.1),
+    st.floats(0.0, 0.01),
+    st.lists(st.integers(1, 256), min_size=20, max_size=100).filter(lambda seen: max(seen) - min(seen) > 4),
+)
+def test_a_decode_step_is_found_from_its_moments(base_s: float, slope_s: float, batches: list[int]) -> None:
+    speed = Speedometer(PRIOR).read(loads(0, 0.0, moments(base_s, slope_s, batches)), 0.0)
+    assert speed.decode_base_s == pytest.approx(base_s, rel=1e-3, abs=1e-5)
+    assert speed.decode_s_per_sequence == pytest.approx(slope_s, rel=1e-3, abs=1e-6)
+
+
+def test_one_batch_size_gives_its_mean_and_no_slope() -> None:
+    speed = Speedometer(PRIOR).read(loads(0, 0.0, moments(0.02, 0.001, [4] * 50)), 0.0)
+    assert (speed.decode_base_s, speed.decode_s_per_sequence) == (pytest.approx(0.024), 0.0)
+
+
+@pytest.mark.parametrize("odd", [None, [], [1.0], [30, 30, 1e6]])
+def test_moments_that_are_none_are_done_without(odd: Any) -> None:
+    assert Speedometer(PRIOR).read(loads(0, 0.0, odd), 0.0).decode_base_s == PRIOR.decode_base_s
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9), st.floats(0, 10)), max_size=30))
+def test_no_sequence_of_counters_gives_a_senseless_speed(polls: list[tuple[int, int, float]]) -> None:
+    meter, time_s = Speedometer(PRIOR), 0.0
+    for tokens, busy_us, wait_s in polls:
+        time_s += wait_s
+        speed = meter.read(loads(tokens, busy_us * 1e-6), time_s)
+        assert speed.prefill_s_per_token >= 0.0
+        assert 0.0 <= meter.share <= 1.0
