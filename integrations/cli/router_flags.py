@@ -4,6 +4,8 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from kvferry.integrations.cli.errors import UsageError
+
 MANY = frozenset(("--worker-urls", "--prefill"))
 
 
@@ -22,6 +24,8 @@ def folded(args: list[str]) -> list[str]:
         while place < len(args) and not args[place].startswith("--"):
             values.append(args[place])
             place += 1
+        if flag == "--prefill" and len(values) > 2:
+            raise UsageError(f"--prefill {' '.join(values)}: give one URL and its bootstrap port each time")
         if flag == "--prefill" and len(values) == 2:
             values = [values[0] if values[1].lower() == "none" else "@".join(values)]
         if not values:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import typer
 import uvloop
 from pydantic import SecretStr, ValidationError
+from pydantic_settings import SettingsError
 from rich.console import Console
 from rich.logging import RichHandler
 
@@ -20,6 +21,7 @@ from kvferry.integrations.sglang.poller import Target
 from kvferry.integrations.sglang.serving import running
 from kvferry.integrations.sglang.settings import Settings
 from kvferry.models.toml_file import ConfigError
+from kvferry.policy.base import make
 from kvferry.policy.worker import Role
 
 # Placement policies of sglang-router: they choose a worker, not whether to split.
@@ -96,6 +98,9 @@ def serve(
     )
     if not targets:
         raise UsageError("no workers: give --worker-urls URL..., or --prefill URL PORT and --decode URL")
+    urls = [target.url for target in targets]
+    if twice := sorted({url for url in urls if urls.count(url) > 1}):
+        raise UsageError(f"given more than once: {', '.join(twice)}")
     console = Console(stderr=True)
     if policy in ELSEWHERE:
         console.print(f"kvferry: policy {policy!r} places within a mode; using 'kvferry', which decides both")
@@ -127,6 +132,12 @@ def serve(
         first = error.errors()[0]
         flag = "--" + str(first["loc"][0]).replace("_", "-")
         raise UsageError(f"{flag}: {first['msg']} (given: {first.get('input')})") from error
+    except SettingsError as error:
+        raise UsageError(f"environment: {error}") from error
+    try:
+        make(settings.policy)
+    except ValueError as error:
+        raise UsageError(f"--policy: {error}") from error
     _log_to(console, settings.log_level)
     try:
         uvloop.run(_serve(settings, console))
@@ -157,16 +168,20 @@ def _log_to(console: Console, level: str) -> None:
 
 
 def _url(text: str) -> str:
-    parts = urlsplit(text if "//" in text else f"http://{text}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(text if "//" in text else f"http://{text}")
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port beyond 65535, a broken IPv6 address
+        usable = False
+    if not usable or text.isdigit():
         raise UsageError(f"{text!r} is not a worker's URL: give http://host:port")
     return f"{parts.scheme}://{parts.netloc}"
 
 
 def _prefill(text: str) -> Target:
     url, _, port = text.rpartition("@") if "@" in text else (text, "", "")
-    if port and not port.isdigit():
-        raise UsageError(f"--prefill {url} {port}: the bootstrap port must be a number, or none")
+    if port and not (port.isdigit() and 0 < int(port) < 65536):
+        raise UsageError(f"--prefill {url} {port}: the bootstrap port must be a number up to 65535, or none")
     return Target(_url(url), Role.PREFILL, int(port) if port else None)
 
 
