@@ -14,7 +14,7 @@ LIVE_ROWS = 12
 
 def table_of(records: Sequence[DecisionRecord], last: int | None = LIVE_ROWS) -> Table:
     """At most 80 columns; `last` rows, or all of them by prompt length."""
-    table = Table(title="requests as they were decided", title_style="bold", expand=False)
+    table = Table(title="requests as they were decided", title_style="bold", padding=(0, 0, 0, 1))
     for name, justify in (("id", "left"), ("prompt", "right"), ("output", "right"), ("ran", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     table.add_column("because", justify="left")
