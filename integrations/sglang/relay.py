@@ -15,6 +15,7 @@ from kvferry.integrations.sglang.leg import Answer, Call, LegFailed
 from kvferry.integrations.sglang.merge import events_by_index, merged, merged_event
 from kvferry.integrations.sglang.passage import Passage
 from kvferry.integrations.sglang.stream_error import stream_error
+from kvferry.integrations.sglang.worker_error import in_openai_shape
 
 log = logging.getLogger("kvferry.relay")
 
@@ -51,10 +52,12 @@ def client_headers(headers: Mapping[str, str], passage: Passage | None = None) -
 
 
 def failure_response(failed: LegFailed, passage: Passage) -> web.Response:
-    """A worker's own error with its status, body and headers; ours where it gave none."""
+    """A worker's own error with its status, text and headers; ours where it gave none."""
     if failed.body:
         return web.Response(
-            status=failed.status, body=failed.body, headers=client_headers(failed.headers, passage)
+            status=failed.status,
+            body=in_openai_shape(failed.status, failed.body),
+            headers=client_headers(failed.headers, passage),
         )
     kind = "invalid_request_error" if failed.status < 500 else "upstream_error"
     headers = {"x-kvferry-id": passage.request.id}
