@@ -49,6 +49,15 @@ class Member:
         blocks = min(MAX_PREFIX_BLOCKS, worker.max_total_tokens // BLOCK_TOKENS)
         return cls(worker, Speedometer(worker.speed), PrefixIndex(blocks))
 
+    def like(self, other: "Member") -> bool:
+        """Whether both should be equally fast: one model, GPU and TP."""
+        mine, theirs = self.worker, other.worker
+        return (mine.model, mine.facts.get("gpu"), mine.layout.tp) == (
+            theirs.model,
+            theirs.facts.get("gpu"),
+            theirs.layout.tp,
+        )
+
     @property
     def caches_prefixes(self) -> bool:
         return bool(self.worker.facts.get("caches_prefixes"))
@@ -97,7 +106,8 @@ class Fleet:
     def read_loads(self, worker_id: str, answer: Mapping[str, Any]) -> None:
         """One poll of GET /v1/loads: counters become the load of others, and the worker's speed."""
         member, now_s = self.members[worker_id], self.clock()
-        speed = member.meter.read(answer, now_s)
+        member.meter.read(answer, now_s)
+        speed = member.meter.among(other.meter for other in self.members.values() if other.like(member))
         load = load_of(answer, now_s)
         own = self.book.at(now_s - snapshot_age_s(answer), worker_id)
         other = self.others().get(worker_id, Totals())

@@ -1,67 +1,95 @@
-"""How fast a worker is, from its own cumulative counters."""
+"""How fast a worker is, from its own cumulative counters and those of workers like it."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvferry.policy.worker import Speed
 
-MIN_PREFILL_TOKENS = 256  # fewer come from warm-up prompts, whose fixed cost says little
-MIN_DECODE_STEPS = 20
+MIN_PREFILL_TOKENS = 256.0  # fewer come from warm-up prompts, whose fixed cost says little
+MIN_DECODE_STEPS = 20.0
+# A worker's own counters weigh against this much of its like's: one slow prompt must not make a worker
+# look slow for good, since a worker that is not chosen cannot show better.
+LIKE_TOKENS = 8192.0
+LIKE_STEPS = 100.0
+# Older evidence gives way to newer beyond this much: a worker that changes is believed soon.
+MOST_TOKENS = 4 * LIKE_TOKENS
+MOST_STEPS = 4 * LIKE_STEPS
+MEMORY_S = 120.0
 MOMENTS = 5
-FORGETTING = 0.9
 MAX_SHARE_WINDOW_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Prefilled tokens and the seconds they took; decode steps as moment sums over steps: count, sum b,
+    sum t, sum b^2, sum b t (b: batch size, t: microseconds)."""
+
+    tokens: float = 0.0
+    busy_s: float = 0.0
+    steps: tuple[float, ...] = (0.0,) * MOMENTS
+
+    def plus(self, other: "Evidence", weight: float = 1.0, steps_weight: float | None = None) -> "Evidence":
+        by = weight if steps_weight is None else steps_weight
+        return Evidence(
+            self.tokens + weight * other.tokens,
+            self.busy_s + weight * other.busy_s,
+            tuple(mine + by * theirs for mine, theirs in zip(self.steps, other.steps, strict=True)),
+        )
 
 
 @dataclass(slots=True)
 class Speedometer:
     """Reads total_prefill_uncached_tokens, total_prefill_busy_us and decode_moments of GET /v1/loads.
 
-    Prefill speed is tokens over busy time, both decayed by FORGETTING per poll in which work was done.
-    Decode steps are fitted as base + per_sequence * batch from the moment sums (count, sum b, sum t,
-    sum b^2, sum b t), when batches varied; else their mean is taken as the base.
+    What the counters gained is remembered with a time constant of MEMORY_S. Prefill speed is tokens over
+    busy time; decode steps are fitted as base + per_sequence * batch when batches varied, else their mean
+    is the base. Both are drawn towards workers of the same model, GPU and TP (`among`).
     """
 
     prior: Speed
-    tokens: float = 0.0
-    busy_s: float = 0.0
     share: float = 0.0
-    _last: dict[str, float] = field(default_factory=dict)
-    _moments: list[float] = field(default_factory=list)
+    seen: Evidence = field(default_factory=Evidence)
+    _last: Evidence = field(default_factory=Evidence)
+    _last_s: float | None = None
 
     def read(self, answer: Mapping[str, Any], time_s: float) -> Speed:
-        """Take in one poll; returns the speed as now known (`reported` once the counters carry it)."""
-        ranks = answer.get("loads") or []
-        tokens = float(sum(rank.get("total_prefill_uncached_tokens") or 0 for rank in ranks))
-        busy_s = sum(rank.get("total_prefill_busy_us") or 0 for rank in ranks) * 1e-6 / max(1, len(ranks))
-        before = self._last or {"tokens": 0.0, "busy_s": 0.0, "time_s": time_s}
-        if tokens < before["tokens"] or busy_s < before["busy_s"]:  # the worker restarted
-            before = {"tokens": 0.0, "busy_s": 0.0, "time_s": time_s}
-        done, spent_s = tokens - before["tokens"], busy_s - before["busy_s"]
-        if done > 0:
-            self.tokens = FORGETTING * self.tokens + done
-            self.busy_s = FORGETTING * self.busy_s + spent_s
-        elapsed_s = time_s - before["time_s"]
-        if elapsed_s > 0:
+        """Take in one poll; returns the speed as its own counters alone show it."""
+        now = _counters(answer.get("loads") or [])
+        restarted = now.tokens < self._last.tokens or now.busy_s < self._last.busy_s
+        restarted = restarted or now.steps[0] < self._last.steps[0]
+        gained = now if restarted else now.plus(self._last, -1.0)
+        if self._last_s is not None and time_s > self._last_s:
+            elapsed_s = time_s - self._last_s
+            self.seen = _faded(self.seen, math.exp(-elapsed_s / MEMORY_S))
             weight = min(1.0, elapsed_s / MAX_SHARE_WINDOW_S)
-            self.share += weight * (min(1.0, spent_s / elapsed_s) - self.share)
-        self._last = {"tokens": tokens, "busy_s": busy_s, "time_s": time_s}
-        self._moments = [sum(column) for column in zip(*_moments(ranks), strict=False)]
-        return self._speed()
+            self.share += weight * (min(1.0, gained.busy_s / elapsed_s) - self.share)
+        self.seen = self.seen.plus(gained)
+        self._last, self._last_s = now, time_s
+        return self._speed(self.seen)
 
-    def _speed(self) -> Speed:
+    def among(self, like: Iterable["Speedometer"]) -> Speed:
+        """The speed, drawn towards that of workers like this one (itself among them)."""
+        pool = Evidence()
+        for meter in like:
+            pool = pool.plus(meter.seen)
+        tokens, steps = max(pool.tokens, LIKE_TOKENS), max(pool.steps[0], LIKE_STEPS)
+        return self._speed(self.seen.plus(pool, LIKE_TOKENS / tokens, LIKE_STEPS / steps))
+
+    def _speed(self, evidence: Evidence) -> Speed:
         speed = self.prior
-        if self.tokens >= MIN_PREFILL_TOKENS and self.busy_s > 0:
+        if evidence.tokens >= MIN_PREFILL_TOKENS and evidence.busy_s > 0:
             speed = dataclasses.replace(
                 speed,
                 prefill_base_s=0.0,
-                prefill_s_per_token=self.busy_s / self.tokens,
+                prefill_s_per_token=evidence.busy_s / evidence.tokens,
                 prefill_s_per_token2=0.0,
                 reported=True,
             )
-        if self._moments and self._moments[0] >= MIN_DECODE_STEPS:
-            base_s, per_sequence_s = _fit(self._moments)
+        if evidence.steps[0] >= MIN_DECODE_STEPS:
+            base_s, per_sequence_s = _fit(evidence.steps)
             speed = dataclasses.replace(
                 speed,
                 decode_base_s=base_s,
@@ -72,17 +100,37 @@ class Speedometer:
         return speed
 
 
-def _moments(ranks: list[Mapping[str, Any]]) -> list[list[float]]:
-    return [
-        [float(value) for value in rank["decode_moments"]]
+def _faded(seen: Evidence, factor: float) -> Evidence:
+    """Weighing less, but never too little to be used: an idle worker's old figure beats the prior."""
+
+    def weight(amount: float, least: float, most: float) -> float:
+        amount = max(amount, 1e-9)
+        return min(max(factor, min(1.0, least / amount)), most / amount)
+
+    return Evidence().plus(
+        seen,
+        weight(seen.tokens, MIN_PREFILL_TOKENS, MOST_TOKENS),
+        weight(seen.steps[0], MIN_DECODE_STEPS, MOST_STEPS),
+    )
+
+
+def _counters(ranks: Sequence[Mapping[str, Any]]) -> Evidence:
+    """Tokens and steps add up over DP ranks; busy time passes on all of them at once."""
+    moments = [
+        [float(value) for value in rank["decode_moments"][:MOMENTS]]
         for rank in ranks
         if len(rank.get("decode_moments") or ()) >= MOMENTS
     ]
+    return Evidence(
+        tokens=float(sum(rank.get("total_prefill_uncached_tokens") or 0 for rank in ranks)),
+        busy_s=sum(rank.get("total_prefill_busy_us") or 0 for rank in ranks) * 1e-6 / max(1, len(ranks)),
+        steps=tuple(sum(column) for column in zip(*moments, strict=True)) or (0.0,) * MOMENTS,
+    )
 
 
-def _fit(moments: list[float]) -> tuple[float, float]:
+def _fit(steps: Sequence[float]) -> tuple[float, float]:
     """(base, per sequence) seconds of a decode step, neither negative."""
-    count, sum_b, sum_t, sum_bb, sum_bt = moments[:MOMENTS]
+    count, sum_b, sum_t, sum_bb, sum_bt = steps
     mean_s = sum_t / count * 1e-6
     variance = sum_bb / count - (sum_b / count) ** 2
     if variance < 0.25:
