@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from kvferry.integrations.sglang.describe import NotAWorkerError, load_of, worker_of
+from kvferry.integrations.sglang.describe import NotAWorkerError, worker_of
 from kvferry.integrations.sglang.fleet import Fleet, snapshot_age_s
 from kvferry.policy.worker import Role
 
@@ -105,17 +105,18 @@ class Poller:
                 raise NotAWorkerError(
                     f"{target.url} was given as a {target.role} worker but says it is {worker.role}"
                 )
-            load_of(loads, 0.0)
             if not await self._healthy(target.url):
                 return False
+            self.fleet.admit(worker)
+            self.fleet.read_loads(worker.id, loads)
         except WATCHED as error:
+            self.fleet.drop(target.url, _why(error))
             self._tell(target.url, f"{target.url}: {_why(error)}", logging.WARNING)
             return False
         except Exception as error:  # noqa: BLE001 - told; an odd answer must not end the watch
+            self.fleet.drop(target.url, _why(error))
             self._odd(target.url, error)
             return False
-        self.fleet.admit(worker)
-        self.fleet.read_loads(worker.id, loads)
         self._tell(worker.id, f"{worker.id}: {worker.role} worker of {worker.model} is up", logging.INFO)
         self.on_change(worker.id)
         return True
