@@ -108,23 +108,36 @@ async def test_a_given_bootstrap_port_wins(worker: Any, route: Any, fake: Any) -
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "body"),
+    ("status", "headers", "body", "message"),
     [
-        (429, {"Retry-After": "7"}, b'{"error": {"message": "queue is full"}}'),
-        (400, {}, b'{"object": "error", "message": "input is longer than the context", "code": 400}'),
-        (500, {"X-Why": "w"}, b"plain text"),
-        (422, {}, b"{}"),
+        (429, {"Retry-After": "7"}, b'{"error": {"message": "queue is full"}}', "queue is full"),
+        (400, {}, b'{"object": "error", "message": "too long", "code": 400}', "too long"),
+        (
+            500,
+            {"X-Why": "w"},
+            b'{"error": {"message": "m", "type": "t", "param": 1, "code": 2},  "odd": 1}',
+            "m",
+        ),
+        (422, {}, b'{"detail": [{"loc": ["x"]}]}', '[{"loc":["x"]}]'),
+        (503, {}, b"plain text", ""),
     ],
 )
-async def test_a_workers_error_passes_with_status_headers_and_body(
-    worker: Any, route: Any, fake: Any, status: int, headers: dict[str, str], body: bytes
+async def test_a_workers_error_passes_with_status_headers_and_text(
+    worker: Any, route: Any, fake: Any, status: int, headers: dict[str, str], body: bytes, message: str
 ) -> None:
     one = await worker()
     router = await route(one)
     one.act = fake.Act(status=status, headers=headers, body=body)
     answer = await router.post(body=TEXT)
     assert answer.status == status
-    assert answer.raw == body
+    if message:
+        told, was = json.loads(answer.raw), json.loads(body)
+        assert told["error"]["message"] == message
+        assert {name: told[name] for name in was if name != "error"} == {
+            k: v for k, v in was.items() if k != "error"
+        }
+    if status in (500, 503):
+        assert answer.raw == body
     for name, value in headers.items():
         assert answer.headers[name] == value
     assert "x-kvferry-id" in answer.headers
