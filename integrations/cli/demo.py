@@ -21,6 +21,7 @@ from kvferry.integrations.log.record import DecisionRecord
 from kvferry.integrations.sglang.ferry import Ferry
 from kvferry.integrations.sglang.local.cluster import LocalCluster
 from kvferry.integrations.sglang.local.spec import specs
+from kvferry.integrations.sglang.local.worker import LocalWorker
 from kvferry.integrations.sglang.poller import Target
 from kvferry.integrations.sglang.serving import running as router
 from kvferry.integrations.sglang.settings import Settings
@@ -34,6 +35,7 @@ DOCUMENT_OUTPUT_TOKENS = 16
 FIRST_WORD, LAST_WORD = 300, 4000  # ids of ordinary words in the tiny model's vocabulary
 # What two cores under three workers can hold: with a GPU's objectives everything here would be late.
 SLO_TTFT_S, SLO_ITL_S = 10.0, 0.25
+WARM_UP_DOCUMENTS = 3
 READY_S = 60.0
 ANSWER_S = 300.0
 
@@ -88,6 +90,7 @@ async def _run(
 ) -> list[DecisionRecord]:
     async with router(settings) as (ferry, url), aiohttp.ClientSession() as session:
         await _ready(ferry)
+        await _warm_up(session, cluster)
         console.print(
             f"Router on {url}: {len(cluster.workers)} workers, policy {ferry.policy.name}, "
             f"objectives TTFT {SLO_TTFT_S:g} s and ITL {SLO_ITL_S:g} s.",
@@ -120,6 +123,27 @@ async def _ready(ferry: Ferry) -> None:
         # each worker comes up in its own time, and no single event stands for all of them
         while sum(m.worker.healthy for m in ferry.fleet.members.values()) < wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
+
+
+async def _warm_up(session: aiohttp.ClientSession, cluster: LocalCluster) -> None:
+    """Documents past the router to every worker: a fresh process computes its first ones several times
+    slower, and would be avoided for it as long as the router remembers."""
+
+    async def ask(worker: LocalWorker, body: dict[str, Any]) -> None:
+        async with session.post(f"{worker.url}/generate", json=body) as answer:
+            await answer.read()
+
+    (colocated,), (prefill,), (decode,) = (cluster.of(role) for role in ("colocated", "prefill", "decode"))
+    for number in range(WARM_UP_DOCUMENTS):
+        ids = [FIRST_WORD + number] * DOCUMENT_PROMPT_TOKENS[0]
+        body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}}
+        await ask(colocated, body)
+        pair = {
+            "bootstrap_host": "127.0.0.1",
+            "bootstrap_port": prefill.bootstrap_port,
+            "bootstrap_room": number + 1,
+        }
+        await asyncio.gather(ask(prefill, body | pair), ask(decode, body | pair))
 
 
 async def _traffic(
