@@ -15,7 +15,7 @@ What it costs
         leaves at max(chunk k computed, chunk k-1 arrived) and takes alpha + bytes/beta + gamma*descriptors,
         beta and gamma divided over the units (NICs, GPU pairs) that ranks move over in parallel
     repack: seconds per byte, 0 between equal layouts
-    waiting: bootstrap, one decode step of admission, and a longer prefill queue where one is given
+    waiting: the hand-over, one decode step of admission, and a longer prefill queue where one is given
     batch: the decode worker holds the decodes of both machines (B_d against B): this request's own tokens
         are slower by m * (D(B_d + 1) - D(B + 1)), and it slows B_d others instead of B
 
@@ -58,7 +58,6 @@ class Assumptions:
     merged_pages: int = 1
     units: int = 1
     in_flight: int = 0
-    bootstrap_s: float = 0.005
     prefill_wait_s: float = 0.0
     repack_s_per_byte: float = 0.0
     max_prompt_tokens: int = 131_072
@@ -147,7 +146,7 @@ def break_even(path: PathClass, shape: KVShape, speed: Speed, given: Assumptions
     mean_context = tokens + given.output_tokens / 2
     others = speed.decode_s_per_sequence + speed.decode_s_per_context_token * mean_context
     grown = (there - here) * given.output_tokens * (own + others)
-    paid = exposed + moved * given.repack_s_per_byte + given.bootstrap_s + admission
+    paid = exposed + moved * given.repack_s_per_byte + admission
     paid = paid + given.prefill_wait_s + grown
     losing = np.flatnonzero(saved <= paid)
     first = 0 if not losing.size else int(losing[-1]) + 1

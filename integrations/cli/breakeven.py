@@ -191,7 +191,7 @@ def explain(prior: SpeedPrior, given: Assumptions) -> list[str]:
         f"  transfer: chunks of {given.chunk_tokens:,} tokens, sent as they are computed",
         f"    pages of {given.page_size:,} tokens, {pages}; {given.in_flight} other moves on the path",
         f"    over {given.units} NICs or GPU pairs at once, where the class is per NIC or GPU",
-        f"  waiting: {given.bootstrap_s * 1e3:g} ms bootstrap, one decode step to be admitted",
+        "  waiting: the workers' hand-over (1.8 ms unless measured), one decode step",
         "  layouts: equal, no repack; the two workers have met (no first contact)",
         f"  KV: {given.dtype}; never: not up to {given.max_prompt_tokens:,} tokens",
     ]
