@@ -175,8 +175,8 @@ async def _traffic(
             await ask(rng.randint(*CHAT_PROMPT_TOKENS), CHAT_OUTPUT_TOKENS)
 
     async def collect() -> None:
-        while True:
-            done.append(await finished.get())
+        while (record := await finished.get()) is not None:
+            done.append(record)
             show(table_of(done))
 
     collecting = asyncio.create_task(collect())

@@ -18,6 +18,7 @@ KEEPALIVE_S = 15.0
 def add_routes(app: web.Application, ferry: Ferry) -> None:
     """GET routes."""
     views = _Views(ferry)
+    app.on_shutdown.append(views.shutdown)
     app.router.add_get("/health", views.health)
     app.router.add_get("/ready", views.ready)
     app.router.add_get("/metrics", views.metrics)
@@ -31,6 +32,10 @@ def add_routes(app: web.Application, ferry: Ferry) -> None:
 class _Views:
     def __init__(self, ferry: Ferry) -> None:
         self.ferry = ferry
+
+    async def shutdown(self, _: web.Application) -> None:
+        """Those who watch would hold up the end."""
+        self.ferry.recent.close()
 
     async def health(self, _: web.Request) -> web.Response:
         """The router lives; `store` says whether decisions reach Redis or wait on disk."""
@@ -101,6 +106,8 @@ class _Views:
                 try:
                     async with asyncio.timeout(KEEPALIVE_S):
                         record = await queue.get()
+                    if record is None:
+                        return response
                     await response.write(b"data: " + msgspec.json.encode(record) + b"\n\n")
                 except TimeoutError:
                     await response.write(b": still here\n\n")

@@ -15,7 +15,7 @@ class Recent:
     """Keeps the last KEPT records by request id; `watch` hands out finished ones as they come."""
 
     _records: OrderedDict[str, DecisionRecord] = field(default_factory=OrderedDict)
-    _watchers: set[asyncio.Queue[DecisionRecord]] = field(default_factory=set)
+    _watchers: set[asyncio.Queue[DecisionRecord | None]] = field(default_factory=set)
 
     def add(self, record: DecisionRecord) -> None:
         self._records[record.id] = record
@@ -34,10 +34,18 @@ class Recent:
         found = [record for key, record in self._records.items() if key.startswith(request_id)]
         return found[0] if request_id and len(found) == 1 else None
 
-    def watch(self) -> "asyncio.Queue[DecisionRecord]":
-        queue: asyncio.Queue[DecisionRecord] = asyncio.Queue(WATCHER_QUEUE)
+    def watch(self) -> "asyncio.Queue[DecisionRecord | None]":
+        """A queue of finished records; None at the end of all."""
+        queue: asyncio.Queue[DecisionRecord | None] = asyncio.Queue(WATCHER_QUEUE)
         self._watchers.add(queue)
         return queue
 
-    def unwatch(self, queue: "asyncio.Queue[DecisionRecord]") -> None:
+    def unwatch(self, queue: "asyncio.Queue[DecisionRecord | None]") -> None:
         self._watchers.discard(queue)
+
+    def close(self) -> None:
+        """No more will come."""
+        for queue in self._watchers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(None)

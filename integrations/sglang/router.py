@@ -97,6 +97,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             status=413,
             code="request_too_large",
         ).response()
+    except web.RequestPayloadError as error:
+        return BadRequest(f"body cannot be read: {error.__cause__ or error}").response()
     except web.HTTPException as error:
         if error.status < 400:
             raise

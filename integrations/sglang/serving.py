@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from kvferry.integrations.log.jsonl import JsonlWriter
 from kvferry.integrations.redis.connection import Store, open_store
@@ -31,6 +32,10 @@ from kvferry.integrations.state import log_path, state_dir
 from kvferry.policy.base import make
 
 log = logging.getLogger("kvferry")
+BAD_HTTP = (HttpProcessingError, web.RequestPayloadError)
+http_log = logging.getLogger("kvferry.http")
+# what is no HTTP gets its 400; a traceback of aiohttp's parser for every port scan helps nobody
+http_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], BAD_HTTP)))
 
 # uvicorn closes a connection that has been idle for 5 s: ours must let go of it earlier.
 WORKER_KEEPALIVE_S = 3.0
@@ -72,7 +77,11 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
         ferry = Ferry(settings, name, policy, fleet, book, legs, poller, sink, time.monotonic, rng)
         ferry.metrics.watch(fleet, sink)
         runner = web.AppRunner(
-            make_app(ferry), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
+            make_app(ferry),
+            handler_cancellation=True,
+            access_log=None,
+            logger=http_log,
+            shutdown_timeout=SHUTDOWN_S,
         )
         await runner.setup()
         for part in (sink, view, publisher, poller):
