@@ -35,6 +35,9 @@ SPECS = (
     WorkerSpec("decode", "nixl"),
 )
 
+# An idle worker tells its counters about once a second, later when the machine is busy.
+UNTOLD_S = 10.0
+
 PromptIds = Callable[..., list[int]]
 
 
@@ -249,8 +252,11 @@ class Watcher:
         assert found, f"no {name} in /metrics"
         return sum(map(float, found))
 
-    async def busy(self, worker: LocalWorker) -> dict[str, int]:
-        """Every counter of running or queued requests of a worker that is not zero."""
+    async def busy(self, worker: LocalWorker) -> tuple[dict[str, int], float]:
+        """Every counter of running or queued requests that is not zero, and when they were taken.
+
+        A worker publishes them now and then: the time, Unix seconds, tells what they can know of.
+        """
         answer = await self.get(worker.url + "/v1/loads?include=core,disagg,queues")
         found: dict[str, int] = {}
         for rank in answer["loads"]:
@@ -259,7 +265,7 @@ class Watcher:
                 part = rank.get(section) or {}
                 flat |= {name: part[name] for name in part if name.endswith("_reqs") or section == "queues"}
             found |= {name: value for name, value in flat.items() if isinstance(value, int) and value}
-        return found
+        return found, min(rank["timestamp"] for rank in answer["loads"])
 
     async def in_flight(self, router: Router) -> dict[str, Any]:
         """What the router's own book and lease keeper still hold; empty when nothing."""
@@ -280,21 +286,32 @@ class Watcher:
     async def until_idle(
         self, routers: Sequence[Router], workers: Sequence[LocalWorker], within_s: float = 10.0
     ) -> float:
-        """Seconds until nothing is left anywhere; fails, saying what is, when that takes too long."""
-        begun = time.monotonic()
+        """Seconds until nothing was left anywhere; fails when there still was something after `within_s`.
+
+        A worker's counters are judged by when it took them: those from before this call prove nothing.
+        """
+        begun, idle_s = time.time(), 0.0
+        waiting = list(workers)
         while True:
             left: dict[str, Any] = {}
-            for worker in workers:
-                if busy := await self.busy(worker):
-                    left[worker.name] = busy
-            took_s = time.monotonic() - begun
+            for worker in tuple(waiting):
+                busy, taken_s = await self.busy(worker)
+                if busy or taken_s < begun:
+                    assert taken_s < begun + within_s, f"{worker.name} after {taken_s - begun:.1f} s: {busy}"
+                    left[worker.name] = busy or "has not told since"
+                else:
+                    waiting.remove(worker)
+                    idle_s = max(idle_s, taken_s - begun)
             for router in routers:
-                left |= {router.url: held} if (held := await self.in_flight(router)) else {}
-                left |= {router.name: sums} if (sums := await self.leases(router)) else {}
+                held = {**await self.in_flight(router), **await self.leases(router)}
+                if held:
+                    left[router.name] = held
+                    idle_s = time.time() - begun
+                    assert idle_s < within_s, f"{router.name} after {idle_s:.1f} s: {held}"
             if not left:
-                return took_s
-            assert took_s < within_s, f"after {took_s:.1f} s: {left}"
-            await asyncio.sleep(0.1)
+                return idle_s
+            assert time.time() < begun + within_s + UNTOLD_S, left
+            await asyncio.sleep(0.05)
 
 
 @pytest.fixture

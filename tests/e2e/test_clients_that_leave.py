@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -19,12 +20,29 @@ def body_of(ids: list[int], stream: bool, **more: Any) -> dict[str, Any]:
     return {"input_ids": ids, "stream": stream, "sampling_params": sampling, **more}
 
 
-async def leave_mid_stream(session: Any, url: str, body: dict[str, Any], path: str = "/generate") -> None:
-    """Read some of the stream, then close the connection."""
+async def running(cluster: LocalCluster, watcher: Any) -> bool:
+    """Whether some worker tells of a running request: else a test of its end would prove nothing."""
+    for _ in range(100):
+        if any([(await watcher.busy(worker))[0] for worker in cluster.workers]):
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+async def leave_mid_stream(
+    session: Any,
+    url: str,
+    body: dict[str, Any],
+    path: str = "/generate",
+    until: Callable[[], Awaitable[Any]] | None = None,
+) -> None:
+    """Read some of the stream, wait for `until`, then close the connection."""
     async with session.post(url + path, json=body) as answer:
         assert answer.status == 200
         for _ in range(3):
             assert await answer.content.readany()
+        if until:
+            assert await until()
         answer.close()
 
 
@@ -55,7 +73,8 @@ async def test_in_the_middle_of_a_stream(
     record_property: Any,
     way: str,
 ) -> None:
-    await leave_mid_stream(direct.session, routes.of(way).url, body_of(prompt_ids(200, seed=20), True))
+    body = body_of(prompt_ids(200, seed=20), True)
+    await leave_mid_stream(direct.session, routes.of(way).url, body, until=lambda: running(cluster, watcher))
     await all_clean(cluster, routes, watcher, record_property)
     (record,) = [one for one in routes.of(way).records() if one["request"]["max_new_tokens"] == MANY_TOKENS]
     assert record["outcome"]["status"] == "cancelled"
@@ -135,5 +154,11 @@ async def test_openai_streams(
     prompt = {"prompt": "x" * 100} if path == "/v1/completions" else {}
     messages = {} if prompt else {"messages": [{"role": "user", "content": "x" * 100}]}
     body = {"model": "kvferry-tiny", "stream": True, "max_tokens": MANY_TOKENS, "ignore_eos": True}
-    await leave_mid_stream(direct.session, routes.of(way).url, body | prompt | messages, path)
+    await leave_mid_stream(
+        direct.session,
+        routes.of(way).url,
+        body | prompt | messages,
+        path,
+        until=lambda: running(cluster, watcher),
+    )
     await all_clean(cluster, routes, watcher, record_property)

@@ -171,5 +171,7 @@ async def test_24_at_once(routes: Any, direct: Any, prompt_ids: Any, transport: 
         assert plan.endswith(transport)
         assert got == want[length], f"{length} tokens"
 
-    want = {length: await expected(ask, direct.session, routes, prompt_ids(length)) for length in LENGTHS}
+    prompts = [prompt_ids(length) for length in LENGTHS]
+    answers = await asyncio.gather(*(expected(ask, direct.session, routes, ids) for ids in prompts))
+    want = dict(zip(LENGTHS, answers, strict=True))
     await asyncio.gather(*(one(length) for length in LENGTHS))
