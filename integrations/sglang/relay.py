@@ -116,8 +116,9 @@ async def _stream(
         ferry.legs.drop(answer, call)
         lost = Upstream(f"{answer.worker}: connection lost while streaming: {error}")
         passage.finish("failed", str(lost))
+        cut_short = tail and not tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
         with suppress(_ClientLeftError):
-            await _sent(response.write(lost.event()))
+            await _sent(response.write(b"\n\n" * bool(cut_short) + lost.event()))
             await _sent(response.write_eof())
         return response
     body = bytes(tail)
