@@ -24,7 +24,10 @@ class Breakers:
     _trips: dict[str, _Trip] = field(default_factory=dict)
 
     def failed(self, key: str, reason: str) -> None:
-        failures = self._trips[key].failures + 1 if key in self._trips else 1
+        trip = self._trips.get(key)
+        if trip is not None and trip.until_s > self.clock():
+            return  # one of many requests that were on the path when it failed
+        failures = trip.failures + 1 if trip is not None else 1
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1))
         self._trips[key] = _Trip(failures, self.clock() + pause_s, reason)
 

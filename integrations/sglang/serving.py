@@ -40,6 +40,7 @@ http_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc
 # uvicorn closes a connection that has been idle for 5 s: ours must let go of it earlier.
 WORKER_KEEPALIVE_S = 3.0
 SHUTDOWN_S = 5.0
+OTHERS_FOR_S = 15.0  # leases expire in that time: what was last heard of other routers says no more
 
 
 @asynccontextmanager
@@ -60,7 +61,13 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
     view = View(store, router=name, health=sink.health)
     book = Book(time.monotonic)
     breakers = Breakers(time.monotonic)
-    fleet = Fleet(time.monotonic, links.of, book, breakers, others=lambda: view.others)
+    fleet = Fleet(
+        time.monotonic,
+        links.of,
+        book,
+        breakers,
+        others=lambda: view.others if view.age_s() < OTHERS_FOR_S else {},
+    )
     key = settings.api_key.get_secret_value() if settings.api_key else None
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=WORKER_KEEPALIVE_S)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:

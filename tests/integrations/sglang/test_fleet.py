@@ -140,6 +140,15 @@ def test_an_open_breaker_takes_its_plan_away_until_it_closes(fake: Any) -> None:
     assert key in fleet.cluster("Qwen3-8B").candidates.keys
 
 
+def test_many_failures_at_once_are_one() -> None:
+    clock = Clock()
+    breakers = Breakers(clock)
+    for _ in range(16):
+        breakers.failed("k", "why")
+    clock.now_s += 2.5
+    assert not breakers.open()
+
+
 def test_pauses_double_up_to_their_limit_and_a_success_forgets_them() -> None:
     clock = Clock()
     breakers = Breakers(clock)

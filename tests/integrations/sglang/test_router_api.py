@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvferry.integrations.redis.connection import open_store
+from kvferry.integrations.redis.leases import LeaseEntry, Leases
 from kvferry.integrations.redis.streams import Streams
 
 TEXT = {"text": "hello secret-prompt", "sampling_params": {"max_new_tokens": 4}}
@@ -144,9 +146,33 @@ async def test_routing_goes_on_without_a_store(pair: Any, route: Any, eventually
     await eventually(lambda: router.ferry.sink.spooled >= 6)
 
 
-async def test_a_second_port_serves_the_metrics(worker: Any, route: Any) -> None:
-    import socket
+async def test_other_routers_work_counts_while_they_hold_it(
+    worker: Any, route: Any, eventually: Any, store_url: str
+) -> None:
+    one = await worker()
+    router = await route(one)
+    store = await open_store(store_url)
+    await Leases(store, "another").acquire("x", [LeaseEntry(one.url, 5000, 1, 6000)], 60.0)
+    fleet = router.ferry.fleet
+    await eventually(lambda: one.url in fleet.others())
+    assert fleet.cluster("Qwen3-8B").state.own_prefill_tokens.sum() == 5000.0
+    await Leases(store, "another").release("x")
+    await eventually(lambda: one.url not in fleet.others())
+    await store.close()
 
+
+async def test_it_listens_on_ipv6_too(worker: Any, route: Any) -> None:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    router = await route(await worker(), host="::1")
+    assert router.url.startswith("http://[::1]:")
+    assert (await router.get("/health")).status == 200
+
+
+async def test_a_second_port_serves_the_metrics(worker: Any, route: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     router = await route(await worker(), prometheus_port=port)
