@@ -107,20 +107,40 @@ async def _stream(
             if len(tail) > 2 * TAIL_BYTES:
                 del tail[:-TAIL_BYTES]
         await _sent(response.write_eof())
-    except _ClientLeftError:
+    except (_ClientLeftError, aiohttp.ClientError, LegFailed) as error:
         ferry.legs.drop(answer, call)
+        if not _complete(tail):
+            await _cut_short(passage, answer, response, tail, error)
+            return response
+    except asyncio.CancelledError:
+        if _complete(tail):
+            await _record(passage, answer, tail)
+        raise
+    await _record(passage, answer, tail)
+    return response
+
+
+def _complete(tail: bytearray) -> bool:
+    """Whether the last event went out: many clients leave on it, without waiting for the stream's end."""
+    return tail[-24:].rstrip().endswith(b"data: [DONE]")
+
+
+async def _cut_short(
+    passage: Passage, answer: Answer, response: web.StreamResponse, tail: bytearray, error: Exception
+) -> None:
+    if isinstance(error, _ClientLeftError):
         passage.finish("cancelled", "client left")
-        return response
-    except (aiohttp.ClientError, LegFailed) as error:
-        # the client already has a part: say that the rest will not come, and send no [DONE]
-        ferry.legs.drop(answer, call)
-        lost = Upstream(f"{answer.worker}: connection lost while streaming: {error}")
-        passage.finish("failed", str(lost))
-        cut_short = tail and not tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
-        with suppress(_ClientLeftError):
-            await _sent(response.write(b"\n\n" * bool(cut_short) + lost.event()))
-            await _sent(response.write_eof())
-        return response
+        return
+    # the client already has a part: say that the rest will not come, and send no [DONE]
+    lost = Upstream(f"{answer.worker}: connection lost while streaming: {error}")
+    passage.finish("failed", str(lost))
+    inside = tail and not tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
+    with suppress(_ClientLeftError):
+        await _sent(response.write(b"\n\n" * bool(inside) + lost.event()))
+        await _sent(response.write_eof())
+
+
+async def _record(passage: Passage, answer: Answer, tail: bytearray) -> None:
     body = bytes(tail)
     passage.usage = usage_of(passage.body.endpoint, body, passage.body.sequences)
     await read_prefill(passage, answer, wait=False)
@@ -129,7 +149,6 @@ async def _stream(
         passage.finish("ok")
     else:
         passage.finish("failed", f"{answer.worker}: told {told[0]} while streaming")
-    return response
 
 
 async def read_prefill(passage: Passage, answer: Answer, *, wait: bool) -> None:

@@ -69,6 +69,25 @@ async def test_leaving_in_the_middle_of_a_stream_aborts_and_counts_once(
     assert "kvferry_in_flight 0.0" in metrics
 
 
+async def test_leaving_on_the_last_event_is_no_leaving_early(
+    worker: Any, route: Any, fake: Any, eventually: Any
+) -> None:
+    one = await worker()
+    one.act = fake.Act(gap_s=0.3)
+    one.tokens = 1
+    router = await route(one)
+    async with router.session.post(router.url + "/generate", json={**TEXT, "stream": True}) as response:
+        seen = b""
+        while not seen.endswith(b"[DONE]\n\n"):
+            seen += await response.content.readany()
+        headers = response.headers
+        response.close()
+    await eventually(lambda: router.record(headers).outcome is not None, "recorded")
+    outcome = router.record(headers).outcome
+    assert (outcome.status, outcome.output_tokens) == ("ok", 1)
+    await eventually(router.idle, "book empty")
+
+
 async def test_every_sequence_of_a_batch_is_aborted(
     pair: Any, route: Any, fake: Any, eventually: Any
 ) -> None:
