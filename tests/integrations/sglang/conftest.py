@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kvferry.integrations.redis.connection import open_store
 from kvferry.integrations.redis.embedded import server_binary
@@ -23,6 +24,10 @@ from kvferry.integrations.sglang import legs
 from kvferry.integrations.sglang.poller import Target
 from kvferry.integrations.sglang.serving import running
 from kvferry.integrations.sglang.settings import Settings
+
+# A busy machine is no failure.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 def _load(name: str) -> Any:
@@ -136,14 +141,14 @@ async def eventually() -> Callable[..., Any]:
 async def route(
     store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> AsyncIterator[Any]:
-    """route(*workers, **settings): a router in front of these workers, once it knows all that live."""
+    """route(*workers, **told): a router in front of these workers, once it knows all that live."""
     monkeypatch.setenv("KVFERRY_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(legs, "ABORT_AFTER_S", (0.0, 0.02, 0.1))
 
     @asynccontextmanager
-    async def started(workers: tuple[Any, ...], settings: dict[str, Any]) -> AsyncIterator[Router]:
+    async def started(workers: tuple[Any, ...], told: dict[str, Any]) -> AsyncIterator[Router]:
         targets = tuple(worker if isinstance(worker, Target) else Target(worker.url) for worker in workers)
-        given = {"targets": targets, "port": 0, "redis": store_url, "poll_interval_s": 0.05, **settings}
+        given = {"targets": targets, "port": 0, "redis": store_url, "poll_interval_s": 0.05, **told}
         given.setdefault("name", f"test-{id(given):x}-{time.monotonic_ns()}")
         if given["redis"] is None:
             del given["redis"]
@@ -152,8 +157,8 @@ async def route(
 
     async with AsyncExitStack() as stack:
 
-        async def make(*workers: Any, wait_for: int | None = None, **settings: Any) -> Router:
-            router = await stack.enter_async_context(started(workers, settings))
+        async def make(*workers: Any, wait_for: int | None = None, **told: Any) -> Router:
+            router = await stack.enter_async_context(started(workers, told))
             count = len(workers) if wait_for is None else wait_for
             await eventually(lambda: healthy(router) >= count, f"{count} workers up")
             return router

@@ -13,6 +13,7 @@ from kvferry.integrations.sglang.fleet import Fleet
 from kvferry.integrations.sglang.links import Links
 from kvferry.policy.plan import Split
 
+LINKS = Links.load()
 URLS = {"prefill": "http://p:1", "decode": "http://d:1", "colocated": "http://c:1"}
 
 
@@ -25,7 +26,7 @@ class Clock:
 
 def fleet_of(fake: Any, others: Any = dict) -> Fleet:
     clock = Clock()
-    fleet = Fleet(clock, Links.load().of, Book(clock), Breakers(clock), others=others)
+    fleet = Fleet(clock, LINKS.of, Book(clock), Breakers(clock), others=others)
     for role, url in URLS.items():
         info = {**fake.golden(f"{role}_server_info"), "served_model_name": "Qwen3-8B"}
         fleet.admit(worker_of(url, info, fake.golden(f"{role}_loads")))
