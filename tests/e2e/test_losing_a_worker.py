@@ -162,3 +162,41 @@ async def returned(router: Any, victim: LocalWorker, direct: Any, ids: list[int]
         assert told["output_ids"] == want
         await asyncio.sleep(0.2)
     assert victim.url in plan
+
+
+async def test_the_only_worker_hangs_and_comes_back(
+    cluster: LocalCluster, start_router: Any, watcher: Any, direct: Any, prompt_ids: Any
+) -> None:
+    """Streams in the middle end with an error event, waiting requests with 502, new ones with 503."""
+    (single,) = cluster.of("colocated")
+    ids = prompt_ids(300, seed="only")
+    want = await direct.colocated(single, ids, OUTPUT_TOKENS)
+    router = await asyncio.to_thread(start_router, [single])
+    first = asyncio.Event()
+    long = body_of(prompt_ids(200, seed="long"), stream=True, tokens=4000)
+    async with back(single, "hang"):
+        async with direct.session.post(router.url + "/generate", json=long) as streamed:
+            await streamed.content.readany()
+            lose(single, "hang")
+            waiting = asyncio.create_task(ask(direct.session, router.url, 2, ids, first))
+            async with asyncio.timeout(LONGEST_S):
+                rest = await streamed.read()
+                failed = await waiting
+        assert b"[DONE]" not in rest
+        assert json.loads(rest.split(b"data: ")[-1])["error"]["type"] == "upstream_error"
+        assert (failed.status, failed.error["type"]) == (502, "upstream_error")
+        refused = await ask(direct.session, router.url, 2, ids, first)
+        assert (refused.status, refused.error["type"]) == (503, "server_error")
+    served = await eventually_served(direct.session, router.url, ids)
+    assert served.output == want
+    await watcher.until_idle([router], [single])
+    assert "Traceback" not in router.log
+
+
+async def eventually_served(session: Any, url: str, ids: list[int]) -> Seen:
+    """Ask again until an answer comes."""
+    end = time.monotonic() + 60
+    while (seen := await ask(session, url, 2, ids, asyncio.Event())).status == 503:
+        assert time.monotonic() < end, seen.error
+        await asyncio.sleep(0.2)
+    return seen
