@@ -41,6 +41,7 @@ class Candidates:
     keys: tuple[str, ...]
     links: tuple[Link, ...]
     relations: tuple[Relation | None, ...]
+    path_classes: tuple[str, ...]
     impossible: Mapping[str, tuple[Reason, str]]
     colocated_count: int
     bounded: bool
@@ -143,6 +144,7 @@ class Candidates:
             keys=tuple(row[0].key for row in rows),
             links=tuple(distinct),
             relations=tuple(row[1] for row in rows),
+            path_classes=tuple(row[2].path_class if row[2] else "" for row in rows),
             impossible=impossible,
             colocated_count=sum(isinstance(row[0], Colocated) for row in rows),
             bounded=bool(columns["window_wire_bytes"].any() or columns["fixed_bytes"].any()),

@@ -1,6 +1,6 @@
 """The answer to one request: a plan, why, how likely it was, and what it should cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -44,7 +44,7 @@ class Decision:
     reason: Reason
     costs: Costs
     policy: str
-    alternatives: tuple[tuple[Plan, Costs], ...] = ()
+    alternatives: Sequence[tuple[Plan, Costs]] = ()
     reasons_against: Mapping[str, str] = field(default_factory=dict)
     propensity_mode: float = 1.0
     propensity_plan: float = 1.0

@@ -1,6 +1,8 @@
 """All plans of one request, predicted and scored, and how a choice among them becomes a Decision."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 import numpy as np
 
@@ -8,6 +10,7 @@ from kvferry.policy.candidates import Bools, Floats
 from kvferry.policy.cluster import Cluster
 from kvferry.policy.costs import Costs
 from kvferry.policy.decision import Decision, NoPlanError, Reason
+from kvferry.policy.plan import Plan
 from kvferry.policy.predict import Prediction, costs_of, predict
 from kvferry.policy.reasons import REASONS, against, no_rival, reason_codes
 from kvferry.policy.request import Request
@@ -77,10 +80,6 @@ class Evaluation:
         row = _lowest(self.ranked[count:])
         return row if row < 0 else row + count
 
-    def costs(self, row: int) -> Costs:
-        total, cautious = float(self.scores.total[row]), float(self.scores.cautious[row])
-        return costs_of(self.prediction, self.cluster, row, total, cautious)
-
     def decide(
         self,
         row: int,
@@ -100,7 +99,7 @@ class Evaluation:
         elif reason is None:
             reason = REASONS[codes[rival]]
         others = self._others(row, rival)
-        costs = self.costs(row)
+        (costs,) = costs_of(self.prediction, self.cluster, [row], self.scores.both)
         load_time_s = self.cluster.state.load_time_s
         age_s = self.cluster.time_s - min(load_time_s[table.pre[row]], load_time_s[table.dec[row]])
         return Decision(
@@ -108,7 +107,7 @@ class Evaluation:
             reason=reason,
             costs=costs,
             policy=policy,
-            alternatives=tuple((table.plans[i], self.costs(i)) for i in others),
+            alternatives=Alternatives(self, others),
             reasons_against=against(self, row, codes, reason),
             propensity_mode=propensity_mode,
             propensity_plan=propensity_plan,
@@ -140,6 +139,37 @@ class Evaluation:
         if rival >= 0 and rival not in others:
             others[ALTERNATIVES - 1 :] = [rival]
         return others
+
+
+class Alternatives(Sequence[tuple[Plan, Costs]]):
+    """Plans that were not taken, best first; their costs are worked out when the log asks for them."""
+
+    __slots__ = ("_evaluation", "_found", "_rows")
+
+    def __init__(self, evaluation: Evaluation, rows: Sequence[int]) -> None:
+        self._evaluation = evaluation
+        self._rows = rows
+        self._found: tuple[tuple[Plan, Costs], ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, place: int) -> tuple[Plan, Costs]: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[tuple[Plan, Costs]]: ...
+    def __getitem__(self, place: int | slice) -> tuple[Plan, Costs] | Sequence[tuple[Plan, Costs]]:
+        if self._found is None:
+            whole = self._evaluation
+            costs = costs_of(whole.prediction, whole.cluster, self._rows, whole.scores.both)
+            plans = [whole.cluster.candidates.plans[row] for row in self._rows]
+            self._found = tuple(zip(plans, costs, strict=True))
+        return self._found[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _lowest(ranked: Floats) -> int:

@@ -1,5 +1,6 @@
 """What every plan would cost this request, for all plans at once. All times in seconds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from kvferry.policy.candidates import Bools, Floats
 from kvferry.policy.cluster import Cluster
 from kvferry.policy.costs import Costs, Estimate
+from kvferry.policy.layout import Relation
 from kvferry.policy.request import Request
 from kvferry.policy.standing import Standing, standing
 
@@ -109,38 +111,45 @@ def predict(request: Request, cluster: Cluster) -> Prediction:
     )
 
 
-def costs_of(prediction: Prediction, cluster: Cluster, row: int, total: float, cautious: float) -> Costs:
-    """The predicted terms of plan `row` as plain data, with its scores."""
-    table = cluster.candidates
-    pre, dec = table.pre[row], table.dec[row]
-    spread = cluster.state.spread
-    wide, wide_dec = 1.0 + Z90 * float(spread[pre]), 1.0 + Z90 * float(spread[dec])
-    prefill, queue, transfer, repack, admission, itl = prediction.terms[:, row].tolist()
-    slow_transfer = float(prediction.transfer_p90_s[row])
-    slow_ttft = (
-        (prefill + queue) * wide
-        + slow_transfer
-        + SLOW_COPY * repack
-        + SLOW_ADMISSION * admission
-        + 0.5 * itl * wide_dec
-    )
-    harm = prediction.standing.harm_s(pre, dec)
-    relation = table.relations[row]
+def costs_of(prediction: Prediction, cluster: Cluster, rows: Sequence[int], scores: Floats) -> list[Costs]:
+    """The predicted terms of some plans as plain data; `scores` is [2, P], median and cautious."""
+    table, where = cluster.candidates, np.array(rows, dtype=np.intp)
+    pre, dec = table.pre.take(where), table.dec.take(where)
+    wide = 1.0 + Z90 * cluster.state.spread
+    columns = np.empty((14, len(rows)))
+    columns[:6] = prediction.terms.take(where, axis=1)
+    columns[6], columns[7] = wide.take(pre), wide.take(dec)
+    columns[8] = prediction.transfer_p90_s.take(where)
+    columns[9] = prediction.ttft_s[0].take(where)
+    columns[10] = prediction.standing.harm_s(pre, dec)
+    columns[11:13] = scores.take(where, axis=1)
+    columns[13] = prediction.moved_bytes.take(where)
+    return [
+        _costs(values, int(prediction.descriptors[row]), table.relations[row], table.path_classes[row])
+        for row, values in zip(rows, columns.T.tolist(), strict=True)
+    ]
+
+
+def _costs(values: list[float], descriptors: int, relation: Relation | None, path_class: str) -> Costs:
+    prefill, queue, transfer, repack, admission, itl = values[:6]
+    wide, wide_dec, slow_transfer, ttft, harm, score, cautious, moved_bytes = values[6:]
+    slow_repack, slow_admission, slow_itl = SLOW_COPY * repack, SLOW_ADMISSION * admission, itl * wide_dec
+    waited = (prefill + queue) * wide + slow_transfer + slow_repack + slow_admission
     return Costs(
         queue_s=Estimate(queue, queue * wide),
         prefill_s=Estimate(prefill, prefill * wide),
         transfer_s=Estimate(transfer, slow_transfer),
-        repack_s=Estimate(repack, SLOW_COPY * repack),
-        admission_s=Estimate(admission, SLOW_ADMISSION * admission),
-        ttft_s=Estimate(float(prediction.ttft_s[0, row]), slow_ttft),
-        itl_s=Estimate(itl, itl * wide_dec),
+        repack_s=Estimate(repack, slow_repack),
+        admission_s=Estimate(admission, slow_admission),
+        ttft_s=Estimate(ttft, waited + 0.5 * slow_itl),
+        itl_s=Estimate(itl, slow_itl),
         harm_s=Estimate(harm, harm * wide),
-        score=total,
+        score=score,
         cautious_score=cautious,
-        moved_bytes=int(prediction.moved_bytes[row]),
-        descriptors=int(prediction.descriptors[row]),
+        moved_bytes=int(moved_bytes),
+        descriptors=descriptors,
         relation=relation.kind.value if relation else "",
-        path_class=table.links[table.link_index[row]].path_class if relation else "",
+        path_class=path_class,
     )
 
 

@@ -33,12 +33,13 @@ MIN_SLO_S = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """`total` and `cautious` are [P], `ttft` (own loss by a late first token) too.
+    """`total` and `cautious` are [P] (`both` is the two), `ttft` (own loss by a late first token) too.
 
     `on_prefill` is [2, W]: losses by the stall and in the queue behind, on the worker that prefills;
     `on_decode` is [2, W]: own loss by slow tokens and that of the grown batch, on the one that decodes.
     """
 
+    both: Floats
     total: Floats
     cautious: Floats
     ttft: Floats
@@ -74,5 +75,5 @@ def score(prediction: Prediction, table: Candidates, slo: SLO) -> Scores:
     np.multiply(worker.running, grown - alone, out=on_decode[1])
     shared = (on_prefill[0] + on_prefill[1]).take(table.pre)
     shared += (on_decode[0] + on_decode[1]).take(table.dec)
-    total, cautious = ttft + shared
-    return Scores(total, cautious, ttft[0], on_prefill, on_decode)
+    both = ttft + shared
+    return Scores(both, both[0], both[1], ttft[0], on_prefill, on_decode)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvferry.policy.candidates import Floats
+from kvferry.policy.candidates import Floats, Ints
 from kvferry.policy.cluster import Cluster, State
 from kvferry.policy.request import Request
 
@@ -41,12 +41,12 @@ class Standing:
     waits_s: Floats
     remaining_tokens: float
 
-    def harm_s(self, pre: int, dec: int) -> float:
+    def harm_s(self, pre: Ints, dec: Ints) -> Floats:
         """Seconds of others: decodes stalled and the queue behind on `pre`, a grown batch on `dec`."""
-        stall = self.running[pre] * self.prefill_s[pre]
-        behind = self.behind[pre] * self.prefill_s[pre]
-        growth = self.running[dec] * (self.itls_s[2, dec] - self.itls_s[0, dec]) * self.remaining_tokens
-        return float(stall + behind + growth)
+        here = (self.running.take(pre) + self.behind.take(pre)) * self.prefill_s.take(pre)
+        slower_s = (self.itls_s[2] - self.itls_s[0]).take(dec)
+        grown: Floats = self.running.take(dec) * slower_s * self.remaining_tokens
+        return here + grown
 
 
 def standing(request: Request, cluster: Cluster) -> Standing:
