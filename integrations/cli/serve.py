@@ -154,6 +154,7 @@ async def _serve(settings: Settings, console: Console) -> None:
             f"kvferry {ferry.name} on {url}, policy {ferry.policy.name}, "
             f"{len(settings.targets)} workers given",
             highlight=False,
+            soft_wrap=True,
         )
         await stop.wait()
         console.print("Stopping.")
@@ -163,8 +164,11 @@ def _log_to(console: Console, level: str) -> None:
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise UsageError(f"--log-level: {level!r} is none of debug, info, warning, error")
-    handler = RichHandler(console=console, show_path=False, markup=False, log_time_format="%H:%M:%S")
-    logging.basicConfig(level=number, format="%(message)s", handlers=[handler], force=True)
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, markup=False, log_time_format="%H:%M:%S")
+        logging.basicConfig(level=number, format="%(message)s", handlers=[handler], force=True)
+    else:  # one line a message, however long, for whatever collects them
+        logging.basicConfig(level=number, format="%(asctime)s %(levelname)s %(message)s", force=True)
 
 
 def _url(text: str) -> str:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import shutil
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,12 +17,7 @@ from kvferry.integrations.redis.sink import Sink
 from kvferry.integrations.redis.streams import Streams
 from kvferry.integrations.redis.url import StoreError
 from kvferry.integrations.redis.workers import PublishedWorker, Workers
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from kvferry.integrations.sglang.local.ports import free_ports
 
 
 @pytest.fixture(params=["valkey", "redis"])
@@ -89,9 +83,9 @@ async def everything_works(store: Store, tmp_path: Path, eventually) -> None:  #
 
 
 async def test_cluster(binary: str, tmp_path: Path, eventually) -> None:
-    port = free_port()
+    port, bus_port = free_ports(2)
     async with running(
-        binary, "--port", str(port), "--cluster-enabled", "yes", "--cluster-port", str(free_port()),
+        binary, "--port", str(port), "--cluster-enabled", "yes", "--cluster-port", str(bus_port),
         "--save", "", "--dir", str(tmp_path),
     ):  # fmt: skip
         plain = await open_store(f"redis://127.0.0.1:{port}")
@@ -107,7 +101,7 @@ async def test_cluster(binary: str, tmp_path: Path, eventually) -> None:
 
 
 async def test_sentinel(binary: str, tmp_path: Path, eventually) -> None:
-    port, sentinel_port = free_port(), free_port()
+    port, sentinel_port = free_ports(2)
     conf = tmp_path / "sentinel.conf"
     conf.write_text(f"port {sentinel_port}\ndir {tmp_path}\nsentinel monitor kv 127.0.0.1 {port} 1\n")
     async with (
@@ -127,7 +121,7 @@ async def test_tls_and_acl(binary: str, tmp_path: Path, eventually) -> None:
          "-days", "1", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
         check=True, capture_output=True,
     )  # fmt: skip
-    port = free_port()
+    (port,) = free_ports(1)
     conf = tmp_path / "tls.conf"
     conf.write_text(
         f"port 0\ntls-port {port}\ntls-cert-file {cert}\ntls-key-file {key}\ntls-auth-clients no\n"
