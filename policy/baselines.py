@@ -7,6 +7,7 @@ plan yields to the other, with `only_option` or what blocked it. Rules that need
 `pinned_conversation`) and `oracle` are not here.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,15 +37,17 @@ def least(evaluation: Evaluation, among: Bools) -> int:
 
 
 @dataclass(frozen=True)
-class ModeRule:
+class ModeRule(ABC):
     """A rule that chooses the mode; subclasses say how likely a split is (0 or 1 for fixed rules)."""
 
     @property
+    @abstractmethod
     def name(self) -> str:
-        raise NotImplementedError
+        """As in `Policy`."""
 
+    @abstractmethod
     def split_share(self, evaluation: Evaluation) -> float:
-        raise NotImplementedError
+        """Probability of a split."""
 
     def decide(self, request: Request, cluster: Cluster) -> Decision:
         evaluation = Evaluation.of(request, cluster)

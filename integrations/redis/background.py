@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 
 _log = logging.getLogger("kvferry.redis")
 
 
-class Background:
+class Background(ABC):
     """`_step` does some work and returns how long to pause, in seconds (None: until poked)."""
 
     def __init__(self, name: str) -> None:
@@ -20,8 +21,9 @@ class Background:
         """Begin; needs the running event loop."""
         self._task = asyncio.create_task(self._loop(), name=f"kvferry-{self._name}")
 
+    @abstractmethod
     async def _step(self) -> float | None:
-        raise NotImplementedError
+        """One piece of work; the pause after it."""
 
     def _poke(self) -> None:
         self._wake.set()
