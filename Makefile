@@ -29,7 +29,7 @@ demo: setup ## real workers, a store and the router: watch requests being decide
 	$(BIN)/kvferry local demo $(DEMO_ARGS)
 
 bench: setup ## print how fast a decision is
-	@for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+	$(BIN)/python benchmarks/decide.py
 
 check: links
 	$(BIN)/ruff check .
@@ -50,7 +50,7 @@ $(STAMP): pyproject.toml $(STACK)/requirements-cpu.txt $(STACK)/requirements-cpu
 		{ echo "kvferry needs Python 3.11 or newer; name one: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "Python's venv is missing (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
-	@echo "Setting up .venv: 2 GB, some minutes"
+	@echo "Setting up .venv: 2.5 GB, a few minutes"
 	@$(PYTHON) -m venv .venv
 	@$(PIP) install -q $(TORCH) || { $(NO_STACK); }
 	@$(PIP) install -q -r $(STACK)/requirements-cpu.txt || { $(NO_STACK); }

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvferry.models.toml_file import ConfigError, entries, known_keys, number, packaged, read_toml, text
+from kvferry.models.toml_file import (
+    ConfigError,
+    check_tables,
+    entries,
+    known_keys,
+    number,
+    packaged,
+    read_toml,
+    text,
+)
 from kvferry.policy.link import PathClass
 
 KINDS = ("nvlink", "rdma_gpudirect", "rdma_host", "pcie", "tcp", "shared_memory")
@@ -41,6 +50,8 @@ def load_links(extra: Path | None = None) -> dict[str, PathClass]:
 
     ConfigError names the file, the class and the key that is missing, misspelt or no number.
     """
+    if extra:
+        check_tables(read_toml(extra), extra)
     merged: dict[str, dict[str, Any]] = {}
     for file in (packaged("links.toml"), *([extra] if extra else [])):
         for entry in entries(read_toml(file), "path", file):

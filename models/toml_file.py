@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+TABLES = ("path", "rule", "model", "speed")
+
 
 class ConfigError(ValueError):
     """A configuration file cannot be used; the message names the file and the place."""
@@ -35,6 +37,15 @@ def read_toml(file: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{file}: broken TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from None
+
+
+def check_tables(tables: Mapping[str, Any], file: object) -> None:
+    """ConfigError when a file of one's own holds something that nobody would read."""
+    odd = [key for key in tables if key not in TABLES]
+    if odd:
+        raise ConfigError(
+            f"{file}: unknown {', '.join(map(repr, odd))}: known are [[{']], [['.join(TABLES)}]]"
+        )
 
 
 def entries(tables: Mapping[str, Any], key: str, file: object) -> list[Mapping[str, Any]]:

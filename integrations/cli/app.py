@@ -1,6 +1,8 @@
 """The `kvferry` command: each subcommand registers itself from a module of its own."""
 
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -9,13 +11,30 @@ from kvferry.integrations.cli.errors import run
 
 app = typer.Typer(
     name="kvferry",
-    help="Decide, per request, whether to move a KV cache: a scheduler for SGLang prefill/decode clusters.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: rich would cut long flag names and eat [brackets]
+    epilog="Example: kvferry serve --worker-urls http://10.0.0.1:30000 http://10.0.0.2:30000",
 )
 for _module in (serve, local, demo, size, breakeven, logs):
     _module.register(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(metadata.version("kvferry"))
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    _: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Decide, per request, whether to move a KV cache: a scheduler for SGLang prefill/decode clusters."""
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -104,6 +105,11 @@ async def _run(
             out.print(table_of(done, last=None))
             for line in summary_of(done):
                 out.print(line, highlight=False)
+            out.print(
+                f"\nWhy one of them went where it went: {Path(sys.argv[0])} logs explain {done[-1].id[:8]}",
+                highlight=False,
+                soft_wrap=True,
+            )
         failed = [record for record in done if record.outcome is None or record.outcome.status != "ok"]
         if failed:
             raise CommandError(
@@ -156,6 +162,7 @@ async def _traffic(
     show: Callable[[Any], None],
 ) -> None:
     """Chats one after the other in CHATS_AT_ONCE lanes while the documents arrive one by one."""
+    lengths = [rng.randint(*DOCUMENT_PROMPT_TOKENS) for _ in range(documents)]
     finished = ferry.recent.watch()
     arriving = True
 
@@ -182,8 +189,8 @@ async def _traffic(
     collecting = asyncio.create_task(collect())
     lanes = [asyncio.create_task(chat(lane)) for lane in range(CHATS_AT_ONCE)]
     await asyncio.sleep(1.5)
-    for _ in range(documents):
-        await ask(rng.randint(*DOCUMENT_PROMPT_TOKENS), DOCUMENT_OUTPUT_TOKENS)
+    for length in lengths:
+        await ask(length, DOCUMENT_OUTPUT_TOKENS)
         await asyncio.sleep(0.3)
     arriving = False
     await asyncio.gather(*lanes)

@@ -25,6 +25,9 @@ def run(app: typer.Typer, args: list[str] | None = None) -> int:
     try:
         result = get_command(app).main(args=args, standalone_mode=False)
     except TyperException as error:
+        if error.format_message().startswith("Usage:"):  # called without a command
+            print(error.format_message(), file=sys.stderr)
+            return error.exit_code
         context = getattr(error, "ctx", None)
         hint = f" (see '{context.command_path} --help')" if context and error.exit_code == 2 else ""
         return _fail(error.format_message() + hint, error.exit_code)

@@ -23,6 +23,8 @@ local = typer.Typer(
     name="local",
     help="Run real SGLang workers on this machine's CPU, with a tiny model made on the spot.",
     no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog="Example: kvferry local up --transport nixl",
 )
 
 
@@ -96,9 +98,13 @@ def running(
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.fields[state]}"))
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         tasks = {}
+        told: dict[str, str] = {}
 
         def show(workers: Sequence[LocalWorker]) -> None:
             for worker in workers:
+                if not console.is_terminal and told.get(worker.name) != worker.state:
+                    console.print(f"{worker.name}: {worker.state}", highlight=False)
+                    told[worker.name] = worker.state
                 if worker.name not in tasks:
                     tasks[worker.name] = progress.add_task(worker.name, total=1, state=worker.state)
                 done = worker.state == "ready"

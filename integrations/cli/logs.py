@@ -67,7 +67,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.
 
 
 def register(app: typer.Typer) -> None:
-    logs = typer.Typer(help=HELP, no_args_is_help=True)
+    logs = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
     logs.command("tail", help=TAIL)(tail)
     logs.command("explain", help=EXPLAIN)(explain)
     logs.command("stats", help=STATS)(stats)

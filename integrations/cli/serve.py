@@ -20,6 +20,7 @@ from kvferry.integrations.redis.url import StoreError
 from kvferry.integrations.sglang.poller import Target
 from kvferry.integrations.sglang.serving import running
 from kvferry.integrations.sglang.settings import Settings
+from kvferry.integrations.state import log_path
 from kvferry.models.toml_file import ConfigError
 from kvferry.policy.base import make
 from kvferry.policy.worker import Role
@@ -44,7 +45,9 @@ def serve(
     worker_urls: Annotated[list[str] | None, URLS] = None,
     prefill: Annotated[list[str] | None, PREFILL] = None,
     decode: Annotated[list[str] | None, typer.Option(metavar="URL", help="A decode worker.")] = None,
-    pd_disaggregation: Annotated[bool, typer.Option(help="Accepted; roles are asked of workers.")] = False,
+    pd_disaggregation: Annotated[
+        bool, typer.Option("--pd-disaggregation", help="Accepted; roles are asked of workers.")
+    ] = False,
     host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on [default: 30000].")] = None,
     policy: Annotated[
@@ -66,6 +69,9 @@ def serve(
     request_timeout_secs: Annotated[
         float | None, typer.Option(help="Longest wait for a first byte [default: 1800].")
     ] = None,
+    shutdown_grace_period_secs: Annotated[
+        float | None, typer.Option(help="How long a stop waits for answers [default: 10].")
+    ] = None,
     max_payload_size: Annotated[
         int | None, typer.Option(help="Largest request body, bytes [default: 4194304].")
     ] = None,
@@ -77,7 +83,7 @@ def serve(
     log_file: Annotated[
         Path | None, typer.Option(help="Request log [default: decisions.jsonl in the state folder].")
     ] = None,
-    no_log_file: Annotated[bool, typer.Option(help="Log to the store only.")] = False,
+    no_log_file: Annotated[bool, typer.Option("--no-log-file", help="Log to the store only.")] = False,
     prometheus_port: Annotated[
         int | None, typer.Option(help="Serve /metrics on this port too (it is on --port anyway).")
     ] = None,
@@ -85,10 +91,6 @@ def serve(
     name: Annotated[
         str | None, typer.Option(help="This router's name among those that share the store.")
     ] = None,
-    prefill_policy: Annotated[str | None, typer.Option(hidden=True)] = None,
-    decode_policy: Annotated[str | None, typer.Option(hidden=True)] = None,
-    worker_startup_timeout_secs: Annotated[int | None, typer.Option(hidden=True)] = None,
-    worker_startup_check_interval: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Route requests to SGLang workers: each is split or colocated, executed, logged and explained."""
     targets = (
@@ -114,6 +116,7 @@ def serve(
         "config": config,
         "path_classes": dict(_pair(text) for text in path_class) if path_class else None,
         "request_timeout_secs": request_timeout_secs,
+        "shutdown_grace_period_secs": shutdown_grace_period_secs,
         "max_payload_size": max_payload_size,
         "slo_ttft_s": slo_ttft_s,
         "slo_itl_s": slo_itl_s,
@@ -152,7 +155,8 @@ async def _serve(settings: Settings, console: Console) -> None:
     async with running(settings) as (ferry, url):
         console.print(
             f"kvferry {ferry.name} on {url}, policy {ferry.policy.name}, "
-            f"{len(settings.targets)} workers given",
+            f"workers given: {len(settings.targets)}, "
+            f"log: {'store only' if settings.no_log_file else settings.log_file or log_path()}",
             highlight=False,
             soft_wrap=True,
         )
@@ -179,6 +183,10 @@ def _url(text: str) -> str:
         usable = False
     if not usable or text.isdigit():
         raise UsageError(f"{text!r} is not a worker's URL: give http://host:port")
+    if parts.username is not None or parts.password is not None:
+        raise UsageError(f"the URL of {parts.hostname} has credentials in it: use --api-key, logs name URLs")
+    if parts.path not in ("", "/") or parts.query:
+        raise UsageError(f"{text!r} has a path: workers are asked at http://host:port")
     return f"{parts.scheme}://{parts.netloc}"
 
 

@@ -10,9 +10,12 @@ from kvferry.integrations.log.record import DecisionRecord
 
 _log = logging.getLogger("kvferry.log")
 
+RETRY_S = 1.0
+
 
 class BackgroundLog:
-    """`put` never blocks and never raises; a disk that fails or lags costs records, counted in `dropped`."""
+    """`put` never blocks and never raises; records wait in memory while the disk fails or lags, and beyond
+    `queue_max` are lost, counted in `dropped`."""
 
     def __init__(self, writer: JsonlWriter, *, queue_max: int = 50_000) -> None:
         self.written = 0
@@ -62,15 +65,24 @@ class BackgroundLog:
             try:
                 await asyncio.to_thread(self._writer.write_lines, lines)
             except OSError as error:
-                self._drop(len(lines), str(error))
+                if self._closing:
+                    self._drop(len(lines), str(error))
+                    continue
+                self._queue.extendleft(reversed(lines))
+                self._complain(str(error))
+                await asyncio.sleep(RETRY_S)
             else:
                 self.written += len(lines)
-                if self._failing:
+                if self._failing and lines:
                     self._failing = False
                     _log.warning("the request log %s is written again", self._writer.path)
 
     def _drop(self, n: int, why: str) -> None:
+        if not self.dropped:
+            _log.error("the request log %s loses records: %s", self._writer.path, why)
         self.dropped += n
+
+    def _complain(self, why: str) -> None:
         if not self._failing:
             self._failing = True
-            _log.error("the request log %s loses records: %s", self._writer.path, why)
+            _log.error("cannot write the request log %s: %s; records wait in memory", self._writer.path, why)

@@ -1,6 +1,5 @@
 """One decision in full: every candidate the record holds, every term, and what then happened."""
 
-import time
 from collections.abc import Callable, Iterator
 
 from rich import box
@@ -38,7 +37,7 @@ def show(record: DecisionRecord, console: Console) -> None:
 
 def _parts(record: DecisionRecord) -> Iterator[RenderableType]:
     request = record.request
-    when = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(record.time))
+    when = text.clock(record.time, "%Y-%m-%d %H:%M:%S %Z")
     yield _line("request", Text.assemble((record.id, "bold"), f"  {when}"))
     sequences = f"{request.sequences} sequences" if request.sequences != 1 else ""
     how = [part for part in (request.endpoint, "streamed" if request.stream else "", sequences) if part]
@@ -128,9 +127,11 @@ def _happened(record: DecisionRecord) -> Iterator[RenderableType]:
     if outcome is None:
         yield _line("outcome", "none yet")
         return
-    yield _line("outcome", outcome.status + (f": {outcome.error}" if outcome.error else ""))
-    for plan in outcome.rescued_from:
-        yield _line("", f"gave up {plan}")
+    failed = outcome.error if outcome.error and outcome.status != "ok" else ""
+    yield _line("outcome", outcome.status + (f": {failed}" if failed else ""))
+    for place, plan in enumerate(outcome.rescued_from, start=1):
+        why = f": {outcome.error}" if outcome.error and place == len(outcome.rescued_from) else ""
+        yield _line("", f"gave up {plan}{why}")
     if outcome.served_by:
         yield _line("", f"served by {outcome.served_by}")
     if (error := ttft_error(record)) is not None:

@@ -27,7 +27,6 @@ def export(records: Iterable[DecisionRecord], path: Path) -> int:
         return 0
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.name.endswith(".parquet"):
             from kvferry.integrations.log.parquet import write_parquet
 

@@ -1,5 +1,6 @@
 """The request log as files: append-only JSONL, one joined record per request, rotated by size."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable
@@ -34,9 +35,13 @@ class JsonlWriter:
         if start and start + len(data) > self._max_bytes:
             self._rotate()
             handle, start = self._open(), 0
-        if os.write(handle, data) != len(data):
-            # end the half line, so that the next one is whole, before telling
-            os.write(handle, b"\n")
+        written = os.write(handle, data)
+        if written != len(data):
+            # take back what was written, so that all of it can be tried again; where another process has
+            # gone on meanwhile, opening again ends the half line
+            if os.fstat(handle).st_size == start + written:
+                os.ftruncate(handle, start)
+            self.close()
             raise OSError(f"no space left for {self.path}")
         if self._fsync:
             os.fsync(handle)
@@ -66,7 +71,8 @@ class JsonlWriter:
     def _rotate(self) -> None:
         if self._handle is not None and not self._moved(self._handle):
             stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"{time.time_ns() % 10**9:09d}"
-            self.path.rename(self.path.with_name(f"{self.path.stem}-{stamp}{self.path.suffix}"))
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                self.path.rename(self.path.with_name(f"{self.path.stem}-{stamp}{self.path.suffix}"))
         self.close()
         old = sorted(self.path.parent.glob(f"{self.path.stem}-*{self.path.suffix}"))
         for path in old[: -self._keep] if self._keep else old:

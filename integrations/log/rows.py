@@ -22,8 +22,8 @@ def row(record: DecisionRecord, width: int = 80) -> str:
         (
             text.clock(record.time),
             record.id,
-            str(record.request.prompt_tokens),
-            text.plan(served),
+            str((outcome.prompt_tokens if outcome else None) or record.request.prompt_tokens),
+            text.plan(served, _WIDTHS[3] + max(0, min(width - WIDTH, 48 - _WIDTHS[3]))),
             "rescued" if rescued else record.reason,
             text.duration(record.terms.ttft_s.p50),
             text.status(record),

@@ -24,7 +24,7 @@ class Tally:
         self._split += record.chosen.mode == "split"
         self._reasons[record.reason] += 1
         if record.outcome is not None and record.mode != "shadow":
-            self._rescued += bool(record.outcome.rescued_from)
+            self._rescued += bool(record.outcome.rescued_from) and record.outcome.status == "ok"
             self._failed += record.outcome.status == "failed"
         if (error := ttft_error(record)) is not None:
             self._ttft.append(abs(error))

@@ -35,15 +35,33 @@ def worker(name: str) -> str:
     return port if colon and host in ("127.0.0.1", "localhost", "[::1]") else short
 
 
-def plan(key: str) -> str:
-    """A plan's key, short: `colo 30000`, `split 30001>30002`."""
+def plan(key: str, width: int = 80) -> str:
+    """A plan's key, short: `colo 30000`, `split 30001>30002`; in few columns `split .1>.2`, or without its
+    mode where the ports differ: `.1:30000>.2:30001`."""
     mode, _, rest = key.partition(":")
     if mode == "colocated":
-        return f"colo {worker(rest)}"
-    if mode == "split" and ">" in rest:
+        names, label = [worker(rest)], "colo "
+    elif mode == "split" and ">" in rest:
         prefill, _, decode = rest.rpartition("@")[0].partition(">")
-        return f"split {worker(prefill)}>{worker(decode)}"
-    return key
+        names, label = [worker(prefill), worker(decode)], "split "
+    else:
+        return key
+    long = label + ">".join(names)
+    if len(long) <= width:
+        return long
+    ends = [name.rpartition(":") for name in names]
+    hosts = [_initial(host) for host, _, _ in ends]
+    if len({port for _, _, port in ends}) == 1 and len(names) > 1:
+        return label + ">".join(hosts)
+    tiny = ">".join(f"{host}:{port}" for host, (_, _, port) in zip(hosts, ends, strict=True))
+    return label + tiny if len(label + tiny) <= width else tiny
+
+
+def _initial(host: str) -> str:
+    """Enough to tell the hosts of a cluster apart: the last number of an address, a name's first label."""
+    if host.replace(".", "").isdigit():
+        return "." + host.rpartition(".")[2]
+    return host.partition(".")[0]
 
 
 def chosen(choice: Chosen) -> str:
@@ -53,9 +71,12 @@ def chosen(choice: Chosen) -> str:
     return f"split: prefill {choice.prefill}, decode {choice.decode}, over {choice.transport}"
 
 
-def clock(seconds: float) -> str:
-    """Local time of day."""
-    return time.strftime("%H:%M:%S", time.localtime(seconds))
+def clock(seconds: float, shape: str = "%H:%M:%S") -> str:
+    """Local time, of day by default; "?" for a time that no calendar has."""
+    try:
+        return time.strftime(shape, time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return "?"
 
 
 def status(record: DecisionRecord) -> str:

@@ -26,7 +26,7 @@ def add_routes(app: web.Application, ferry: Ferry) -> None:
     app.router.add_get("/kvferry/workers", views.workers)
     app.router.add_get("/kvferry/links", views.links)
     app.router.add_get("/kvferry/explain/{id}", views.explain)
-    app.router.add_get("/kvferry/decisions", views.decisions)
+    app.router.add_get("/kvferry/decisions", views.decisions, allow_head=False)
 
 
 class _Views:
@@ -46,7 +46,9 @@ class _Views:
         fleet = self.ferry.fleet
         plans = {model: len(fleet.cluster(model).candidates.plans) for model in fleet.models()}
         if not any(plans.values()):
-            raise ApiError("not ready: no plan can run a request now", status=503)
+            down = [f"{m.worker.id} is down: {m.why_down}" for m in fleet.members.values() if m.why_down]
+            why = "; ".join(down) or "no worker has answered yet, or a pair lacks its other half"
+            raise ApiError(f"not ready: no plan can run a request now: {why}", status=503)
         return _json({"status": "ready", "plans": plans})
 
     async def metrics(self, _: web.Request) -> web.Response:

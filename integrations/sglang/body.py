@@ -258,10 +258,10 @@ def _present(value: msgspec.Raw) -> bool:
 
 
 def _text(text: str | list[str]) -> tuple[bool, tuple[Ids | bytes, ...]]:
+    if not text or ("" in text and not isinstance(text, str)):
+        raise BadRequest("a prompt is empty: at least one token is needed")  # it would end SGLang's scheduler
     if isinstance(text, str):
         return False, (text.encode(),)
-    if not text:
-        raise BadRequest("the list of prompts is empty")
     return True, tuple(one.encode() for one in text)
 
 

@@ -64,6 +64,16 @@ class NoWorker(ApiError):
     kind = "server_error"
 
 
+class Stopping(ApiError):
+    """The router is told to stop and its grace is over."""
+
+    status = 503
+    kind = "server_error"
+
+    def __init__(self) -> None:
+        super().__init__("the router is stopping: ask again")
+
+
 class Upstream(ApiError):
     """A worker failed and no other could take over."""
 

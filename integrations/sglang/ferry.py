@@ -1,9 +1,11 @@
 """The router's core: from a parsed body to a worker's answer, over as many plans as it takes."""
 
+import asyncio
 import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvferry.integrations.redis.sink import Sink
 from kvferry.integrations.sglang.body import Body, Endpoint
@@ -27,6 +29,9 @@ from kvferry.policy.request import SLO, Request
 EXPECTED_OUTPUT_TOKENS = 256.0  # until output lengths are learned: a prior, capped by what was asked for
 OUTPUT_CAP_TOKENS = 4096.0
 ROOM_BITS = 62
+TELL_S = 2.0
+# A request that may itself be what kills workers is not carried to a third one.
+MAX_DEATHS = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +51,8 @@ class Ferry:
     ratio: TokenRatio = field(default_factory=TokenRatio)
     metrics: Metrics = field(default_factory=Metrics)
     recent: Recent = field(default_factory=Recent)
+    stopping: bool = False
+    serving: "set[asyncio.Task[Any]]" = field(default_factory=set)
 
     def passage(self, body: Body, started_s: float) -> Passage:
         """Everything the policy needs to know of this request. ApiError when it cannot be served."""
@@ -60,7 +67,7 @@ class Ferry:
             id=f"{self.rng.getrandbits(96):024x}",
             model=model,
             prompt_tokens=max(1, prompt_tokens) * body.samples,
-            max_new_tokens=body.max_new_tokens or int(OUTPUT_CAP_TOKENS),
+            max_new_tokens=int(OUTPUT_CAP_TOKENS) if body.max_new_tokens is None else body.max_new_tokens,
             expected_output_tokens=expected,
             expected_output_tokens_p90=max(expected, min(limit, OUTPUT_CAP_TOKENS)),
             sequences=body.sequences,
@@ -83,6 +90,7 @@ class Ferry:
         if passage.body.samples > 1 and passage.body.endpoint is not Endpoint.GENERATE:
             excluded |= self._split_keys(passage.request.model)
         failure: LegFailed | None = None
+        deaths = 0
         while True:
             try:
                 decision = self._decide(passage, excluded)
@@ -94,12 +102,28 @@ class Ferry:
                 failure = failed
                 passage.error = str(failed)
                 self._blame(passage, failed)
-                if not failed.retry or passage.attempt + 1 >= self.settings.max_attempts:
+                deaths += failed.worker_down and not failed.refused
+                last = passage.attempt + 1 >= self.settings.max_attempts
+                if not failed.retry or last or deaths >= MAX_DEATHS:
                     raise
                 passage.give_up()
                 excluded.add(decision.plan.key)
                 if failed.worker_down:
                     excluded.add(failed.worker)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more requests, let those in flight end, and tell the rest that they will not."""
+        self.stopping = True
+        await self._drained(grace_s)
+        for task in self.serving:
+            task.cancel()
+        await self._drained(TELL_S)
+
+    async def _drained(self, timeout_s: float) -> None:
+        # a task may serve its connection's next request: that it has ended this one shows in the set alone
+        end_s = self.clock() + timeout_s
+        while self.serving and self.clock() < end_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
     def per_byte(self, model: str, body: Body) -> float:
         return self.ratio.per_byte(model, body.endpoint.value)
@@ -126,6 +150,8 @@ class Ferry:
         fields: dict[str, object] = {}
         if again or body.rid is None:
             fields["rid"] = rids if body.batched else rids[0]
+        if body.rid is not None:
+            rids = []  # a worker would also abort strangers whose ids begin like the client's
         if not isinstance(plan, Split):
             call = Call(dec, body.endpoint.value, body.with_fields(fields), rids, headers, body.stream)
             return await self.legs.colocated(call, deadline_s), call

@@ -19,9 +19,10 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S = 3.0
 # A worker that has not registered the request yet ignores an abort: ask again until it must have.
 ABORT_AFTER_S = (0.0, 0.25, 0.75, 1.5)
+SETTLE_S = 5.0
 MAX_FIRST_BYTES = 1 << 16
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
-PATH_MARKS = (b"KVTransferError", b"Bootstrap", b"bootstrap", b"WaitingForInput")
+PATH_MARKS = (b"KVTransferError", b" failed for request rank=")
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +86,16 @@ class Legs:
         self.abort(call)
         if answer.prefill is not None and answer.prefill_call is not None and not answer.prefill.done():
             self._give_up(answer.prefill, answer.prefill_call)
+
+    def settle(self, answer: Answer) -> None:
+        """The client is served: a prefill answer that still does not end is given up after a while."""
+        if answer.prefill is not None and answer.prefill_call is not None and not answer.prefill.done():
+            self._spawn(self._settle(answer.prefill, answer.prefill_call))
+
+    async def _settle(self, task: "asyncio.Task[Answer]", call: Call) -> None:
+        await asyncio.wait({task}, timeout=SETTLE_S)
+        if not task.done():
+            self._give_up(task, call)
 
     async def close(self) -> None:
         """Let the aborts in flight finish."""
@@ -174,11 +185,11 @@ class Legs:
         self, call: Call, status: int, body: bytes, message: str, headers: Mapping[str, str] | None = None
     ) -> LegFailed:
         """What the client is told is the worker's own words; what is logged is not: SGLang's errors may
-        quote the prompt. Only a failed KV move, which knows no prompt, is logged as told."""
+        quote the prompt."""
         path = status >= 500 and any(mark in body for mark in PATH_MARKS)
         return LegFailed(
             call.worker,
-            f"answered {status}: {message[:200]}" if path else f"answered {status}",
+            f"answered {status}: the KV move failed" if path else f"answered {status}",
             status=status,
             body=body if headers else error_body(status, message),
             headers=headers or {"Content-Type": "application/json"},
@@ -244,4 +255,6 @@ def _seen(task: "asyncio.Task[Answer]") -> None:
 
 
 def _why(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    """An error of the connection in its own words; one of HTTP, which may quote an answer, by its name."""
+    own = isinstance(error, OSError | aiohttp.ServerDisconnectedError) and str(error)
+    return str(error) if own else type(error).__name__

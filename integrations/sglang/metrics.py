@@ -58,6 +58,10 @@ class Metrics:
         )
         self.in_flight = Gauge("kvferry_in_flight", "Requests in flight.", registry=registry)
 
+    def refused(self, endpoint: str) -> None:
+        """A request for which no plan was found: it has no decision, hence no record."""
+        self.requests.labels(endpoint, "none", "no_plan", "failed").inc()
+
     def watch(self, fleet: Fleet, sink: Sink) -> None:
         """Also export the state of workers and of the log's delivery."""
         self.registry.register(_State(fleet, sink))

@@ -91,6 +91,13 @@ class Passage:
         self.prefilled_s = None
         self.attempt += 1
 
+    def end_of_answer(self, aborted: bool) -> None:
+        """The worker's answer has been passed on to its end."""
+        if aborted:
+            self.finish("failed", "the worker aborted it")
+        else:
+            self.finish("ok")
+
     def finish(self, status: Status, error: str | None = None) -> None:
         """The request has ended: release what it held, and say what came of it. Once only."""
         self._leave()

@@ -9,12 +9,12 @@ import aiohttp
 from aiohttp import web
 
 from kvferry.integrations.sglang.answer import usage_of
-from kvferry.integrations.sglang.errors import ApiError, Upstream
+from kvferry.integrations.sglang.errors import ApiError, Stopping, Upstream
 from kvferry.integrations.sglang.ferry import Ferry
 from kvferry.integrations.sglang.leg import Answer, Call, LegFailed
 from kvferry.integrations.sglang.merge import events_by_index, merged, merged_event
 from kvferry.integrations.sglang.passage import Passage
-from kvferry.integrations.sglang.stream_error import stream_error
+from kvferry.integrations.sglang.stream_error import aborted, stream_error
 from kvferry.integrations.sglang.worker_error import in_openai_shape
 
 log = logging.getLogger("kvferry.relay")
@@ -35,6 +35,7 @@ HOP_BY_HOP = frozenset(
     )
 )
 TAIL_BYTES = 1 << 18
+PREFILL_ANSWER_S = 30.0  # after the decode worker's first token, which comes after it
 
 
 class _ClientLeftError(Exception):
@@ -43,7 +44,11 @@ class _ClientLeftError(Exception):
 
 def client_headers(headers: Mapping[str, str], passage: Passage | None = None) -> dict[str, str]:
     """A worker's headers as they go to the client, with the request's id and plan."""
-    kept = {name: value for name, value in headers.items() if name.lower() not in HOP_BY_HOP}
+    kept = {
+        name: value
+        for name, value in headers.items()
+        if name.lower() not in HOP_BY_HOP and not name.lower().startswith("x-kvferry-")
+    }
     if passage is not None:
         kept["x-kvferry-id"] = passage.request.id
         if passage.decision is not None:
@@ -75,6 +80,8 @@ async def relay(
     except BaseException:
         ferry.legs.drop(answer, call)
         raise
+    finally:
+        ferry.legs.settle(answer)
 
 
 async def _whole(passage: Passage, answer: Answer) -> web.Response:
@@ -84,7 +91,7 @@ async def _whole(passage: Passage, answer: Answer) -> web.Response:
     if answer.prefill is not None and passage.body.input_logprobs:
         body = merged(endpoint, answer.prefill.result().first, body)
     passage.usage = usage_of(endpoint, body)
-    passage.finish("ok")
+    passage.end_of_answer(aborted(body))
     return web.Response(status=answer.status, body=body, headers=client_headers(answer.headers, passage))
 
 
@@ -115,7 +122,11 @@ async def _stream(
     except asyncio.CancelledError:
         if _complete(tail):
             await _record(passage, answer, tail)
-        raise
+        if not ferry.stopping or _complete(tail):
+            raise
+        ferry.legs.drop(answer, call)
+        await _cut_short(passage, answer, response, tail, Stopping())
+        return response
     await _record(passage, answer, tail)
     return response
 
@@ -132,7 +143,9 @@ async def _cut_short(
         passage.finish("cancelled", "client left")
         return
     # the client already has a part: say that the rest will not come, and send no [DONE]
-    lost = Upstream(f"{answer.worker}: connection lost while streaming: {error}")
+    lost: ApiError = Upstream(f"{answer.worker}: connection lost while streaming ({type(error).__name__})")
+    if isinstance(error, ApiError):
+        lost = error
     passage.finish("failed", str(lost))
     inside = tail and not tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
     with suppress(_ClientLeftError):
@@ -146,7 +159,7 @@ async def _record(passage: Passage, answer: Answer, tail: bytearray) -> None:
     await read_prefill(passage, answer, wait=False)
     told = stream_error(body)  # the client has it already, as the worker's last event
     if told is None:
-        passage.finish("ok")
+        passage.end_of_answer(aborted(body))
     else:
         passage.finish("failed", f"{answer.worker}: told {told[0]} while streaming")
 
@@ -165,7 +178,9 @@ async def read_prefill(passage: Passage, answer: Answer, *, wait: bool) -> None:
 async def _known(answer: Answer) -> Answer:
     """The prefill worker's own answer. LegFailed when it will not come."""
     assert answer.prefill is not None
-    await asyncio.wait({answer.prefill})
+    await asyncio.wait({answer.prefill}, timeout=PREFILL_ANSWER_S)
+    if not answer.prefill.done():
+        raise LegFailed(answer.worker, "its prefill worker does not tell log-probabilities", status=504)
     if answer.prefill.cancelled():  # as a watcher does when the worker goes down
         raise LegFailed(answer.worker, "its prefill worker went down before it told log-probabilities")
     return answer.prefill.result()

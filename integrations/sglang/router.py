@@ -9,7 +9,7 @@ from aiohttp import web
 
 from kvferry.integrations.sglang import api
 from kvferry.integrations.sglang.body import Endpoint, parse
-from kvferry.integrations.sglang.errors import ApiError, BadRequest
+from kvferry.integrations.sglang.errors import ApiError, BadRequest, Stopping
 from kvferry.integrations.sglang.ferry import Ferry
 from kvferry.integrations.sglang.leg import LegFailed
 from kvferry.integrations.sglang.relay import failure_response, relay
@@ -50,10 +50,19 @@ def make_app(ferry: Ferry) -> web.Application:
 
 def _handler(ferry: Ferry, endpoint: Endpoint) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
+        if ferry.stopping:
+            raise Stopping
         started_s = ferry.clock()
         body = parse(endpoint, await request.read())
-        passage = ferry.passage(body, started_s)
+        try:
+            passage = ferry.passage(body, started_s)
+        except ApiError:
+            ferry.metrics.refused(endpoint.value)
+            raise
         ferry.metrics.in_flight.inc()
+        task = asyncio.current_task()
+        assert task is not None
+        ferry.serving.add(task)
         try:
             answer, call = await ferry.answer(passage, _forwarded(request))
             return await relay(ferry, passage, answer, call, request)
@@ -61,10 +70,15 @@ def _handler(ferry: Ferry, endpoint: Endpoint) -> Handler:
             passage.finish("rejected" if failed.status < 500 else "failed", str(failed))
             return failure_response(failed, passage)
         except ApiError as error:
+            if passage.decision is None:
+                ferry.metrics.refused(endpoint.value)
             passage.finish("failed", error.message)
             error.headers.setdefault("x-kvferry-id", passage.request.id)
             raise
         except asyncio.CancelledError:
+            if ferry.stopping:
+                passage.finish("failed", "the router was stopped")
+                return Stopping().response()
             passage.finish("cancelled", "client left")
             raise
         except Exception as error:
@@ -72,6 +86,7 @@ def _handler(ferry: Ferry, endpoint: Endpoint) -> Handler:
             raise
         finally:
             ferry.metrics.in_flight.dec()
+            ferry.serving.discard(task)
 
     return handle
 

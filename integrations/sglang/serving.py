@@ -39,7 +39,8 @@ http_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc
 
 # uvicorn closes a connection that has been idle for 5 s: ours must let go of it earlier.
 WORKER_KEEPALIVE_S = 3.0
-SHUTDOWN_S = 5.0
+CLOSE_S = 1.0
+EVERYWHERE = frozenset(("127.0.0.1", "localhost", "0.0.0.0", "::"))
 OTHERS_FOR_S = 15.0  # leases expire in that time: what was last heard of other routers says no more
 
 
@@ -52,7 +53,9 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
     listener = _listen(settings.host, settings.port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listener.getsockname()[1]}"
-    name = settings.name or f"{socket.gethostname()}:{listener.getsockname()[1]}"
+    # several routers of one machine may have one port, on addresses of their own
+    where = "" if settings.host in EVERYWHERE else f"/{settings.host}"
+    name = settings.name or f"{socket.gethostname()}{where}:{listener.getsockname()[1]}"
     store = await open_store(settings.redis.get_secret_value() if settings.redis else None)
     if store.embedded is None:
         await _tell_store(store)
@@ -88,7 +91,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
             handler_cancellation=True,
             access_log=None,
             logger=http_log,
-            shutdown_timeout=SHUTDOWN_S,
+            shutdown_timeout=CLOSE_S,
         )
         await runner.setup()
         for part in (sink, view, publisher, poller):
@@ -99,6 +102,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
                 await web.SockSite(runner, _listen(settings.host, settings.prometheus_port)).start()
             yield ferry, url
         finally:
+            await ferry.stop(settings.shutdown_grace_period_secs)
             await runner.cleanup()
             await legs.close()
             await poller.stop()

@@ -23,6 +23,7 @@ class Settings(BaseSettings):
     redis: SecretStr | None = None
     config: Path | None = None
     path_classes: dict[str, str] = {}
+    shutdown_grace_period_secs: float = Field(default=10.0, ge=0)
     request_timeout_secs: float = Field(default=1800.0, gt=0)
     max_payload_size: int = Field(default=4 * MIB, gt=0)
     max_attempts: int = Field(default=3, ge=1, le=10)

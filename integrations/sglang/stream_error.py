@@ -1,5 +1,7 @@
 """Errors that a worker tells in a stream, after it has answered 200."""
 
+import re
+
 import msgspec
 
 from kvferry.integrations.sglang.errors import ApiError
@@ -53,6 +55,17 @@ def stream_error(chunk: bytes) -> tuple[int, str] | None:
     if finish is None or finish.type != "abort" or (finish.status_code or 0) < 400:
         return None
     return finish.status_code or 500, finish.message
+
+
+_ABORTED = re.compile(rb'"(?:finish_reason|type)"\s*:\s*"abort"')
+
+
+def aborted(answer: bytes) -> bool:
+    """Whether an answer's end says that its worker gave it up: whole it is not, whatever its status.
+
+    Text inside the answer cannot say so: its quotes are escaped.
+    """
+    return _ABORTED.search(answer) is not None
 
 
 def error_body(status: int, message: str) -> bytes:

@@ -117,6 +117,8 @@ USAGE = {
     f"--worker-urls {A} --policy nope": "nope",
     f"--worker-urls {A} --policy coin(2)": "coin(2)",
     f"--worker-urls {A} --path-class x": "TRANSPORT=CLASS",
+    "--worker-urls http://user:hunter2@h:1": "credentials",
+    f"--worker-urls {A}/v1": "path",
 }
 
 
@@ -129,7 +131,19 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert told.out == ""
     assert told.err.count("\n") == 1
     assert USAGE[line] in told.err
+    assert "hunter2" not in told.err
     assert not settings
+
+
+def test_flags_of_sglang_router_that_mean_nothing_here_are_named_and_passed_over(
+    settings: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    extra = "--cache-threshold 0.5 --disable-retries --request-id-headers x y --prefill-policy random"
+    assert run(app, ["serve", *extra.split(), "--worker-urls", A, B]) == 0
+    told = capsys.readouterr().err
+    assert "--cache-threshold, --disable-retries, --request-id-headers, --prefill-policy" in told
+    assert [target.url for target in settings[0].targets] == [A, B]
+    assert run(app, ["serve", "--service-discovery", "--worker-urls", A]) == 2
 
 
 @pytest.mark.parametrize(("name", "value"), [("PORT", "x"), ("PATH_CLASSES", "{"), ("SLO_ITL_S", "-1")])

@@ -175,3 +175,10 @@ def test_the_speeds_can_be_fitted_again() -> None:
     for one, other in zip(again["speed"], packaged["speed"], strict=True):
         for key, value in other.items():
             assert one[key] == (value if isinstance(value, str) else pytest.approx(value, rel=0.01))
+
+
+@pytest.mark.parametrize("line", ["port = 3", "[[paths]]", "[policy]"])
+def test_what_nobody_would_read_in_a_file_of_ones_own_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "own.toml").write_text(line)
+    with pytest.raises(ConfigError, match="unknown"):
+        load_links(tmp_path / "own.toml")

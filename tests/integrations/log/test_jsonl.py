@@ -1,6 +1,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from kvferry.integrations.log.background import BackgroundLog
 from kvferry.integrations.log.jsonl import JsonlWriter
 from kvferry.integrations.log.reader import ReadReport, read_log
@@ -73,3 +75,35 @@ async def test_the_background_log_writes_all_before_it_closes(
     await log.close()
     assert (log.written, log.dropped) == (len(samples), 0)
     assert list(read_log(str(tmp_path))) == samples
+
+
+def test_a_write_that_a_full_disk_cuts_short_is_taken_back(
+    tmp_path: Path, samples: list[DecisionRecord], monkeypatch
+) -> None:
+    writer = JsonlWriter(tmp_path / "decisions.jsonl")
+    writer.write(samples[0])
+    whole = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda handle, data: whole(handle, data[: len(data) // 2]))
+        with pytest.raises(OSError, match="no space"):
+            writer.write(samples[1])
+    writer.write(samples[2])
+    assert list(read_log(str(writer.path))) == [samples[0], samples[2]]
+
+
+def test_two_processes_that_rotate_at_once_lose_nothing(
+    tmp_path: Path, samples: list[DecisionRecord], monkeypatch
+) -> None:
+    writer = JsonlWriter(tmp_path / "decisions.jsonl", max_bytes=1)
+    writer.write(samples[0])
+    stay = Path.rename
+
+    def beaten(path: Path, target: Path) -> Path:
+        stay(path, path.with_name("decisions-20260101T000000.jsonl"))  # the other one was faster
+        return stay(path, target)
+
+    monkeypatch.setattr(Path, "rename", beaten)
+    writer.write(samples[1])
+    assert sorted(map(len, (path.read_bytes() for path in tmp_path.glob("*.jsonl")))) > [0, 0]
+    monkeypatch.undo()
+    assert {record.id for record in read_log(str(tmp_path))} == {samples[0].id, samples[1].id}

@@ -49,7 +49,7 @@ def test_an_added_field_wins_over_the_clients() -> None:
     assert json.loads(sent)["bootstrap_room"] == 2**62 - 1
 
 
-@given(st.text(max_size=40), st.integers(0, 1000), st.booleans())
+@given(st.text(min_size=1, max_size=40), st.integers(0, 1000), st.booleans())
 def test_a_text_prompt_is_read_in_its_own_bytes(text: str, limit: int, stream: bool) -> None:
     told = {"text": text, "sampling_params": {"max_new_tokens": limit, "odd": [1]}, "stream": stream}
     body = parse(GENERATE, json.dumps(told).encode())

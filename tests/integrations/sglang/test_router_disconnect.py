@@ -27,13 +27,13 @@ async def test_leaving_before_the_first_byte_aborts_both_halves(
     router = await route(*workers.all, policy="always_split")
     for one in (workers.pre[0], workers.dec[0]):
         one.act = fake.Act(trouble="hang")
-    body = {**TEXT, "rid": "mine", "stream": stream}
+    body = {**TEXT, "stream": stream}
     posting = asyncio.create_task(router.post(body=body))
     await eventually(lambda: workers.pre[0].running and workers.dec[0].running, "both asked")
     await eventually(lambda: _held(router), "leases taken")
     await leave(posting)
     for one in (workers.pre[0], workers.dec[0]):
-        await eventually(lambda one=one: "mine" in one.aborts, "abort")
+        await eventually(lambda one=one: one.seen[0].json["rid"] in one.aborts, "abort")
         await eventually(lambda one=one: one.running == 0 and one.cancelled == 1, "connection closed")
     assert not workers.col[0].seen
     await eventually(router.idle, "book empty")
