@@ -118,6 +118,15 @@ class Poller:
             self._odd(target.url, error)
             return False
         self._tell(worker.id, f"{worker.id}: {worker.role} worker of {worker.model} is up", logging.INFO)
+        told = info.get("disaggregation_bootstrap_port")
+        if target.bootstrap_port is not None and told not in (None, target.bootstrap_port):
+            log.warning(
+                "%s: its bootstrap port was given as %d, but it says %s: without a mapping between them "
+                "every split fails",
+                worker.id,
+                target.bootstrap_port,
+                told,
+            )
         self.on_change(worker.id)
         return True
 

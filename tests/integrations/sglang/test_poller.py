@@ -155,3 +155,15 @@ async def test_what_workers_report_is_shown(pair: Any, route: Any, eventually: A
     rows = json.loads((await router.get("/kvferry/workers")).raw)["workers"]
     (row,) = [row for row in rows if row["id"] == workers.dec[0].url]
     assert row["load"]["foreign_decodes"] == 3.0
+
+
+async def test_a_bootstrap_port_that_the_worker_does_not_confirm_is_told(
+    pair: Any, route: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = await pair(colocated=0)
+    true_port = workers.pre[0].info["disaggregation_bootstrap_port"]
+    for port, warned in ((true_port, False), (true_port + 1, True)):
+        caplog.clear()
+        prefill = Target(workers.pre[0].url, Role.PREFILL, port)
+        await route(prefill, Target(workers.dec[0].url, Role.DECODE))
+        assert ("bootstrap port" in caplog.text) is warned
