@@ -140,7 +140,7 @@ def _costs(values: list[float], descriptors: int, relation: Relation | None, pat
         prefill_s=Estimate(prefill, prefill * wide),
         transfer_s=Estimate(transfer, slow_transfer),
         repack_s=Estimate(repack, slow_repack),
-        admission_s=Estimate(admission, slow_admission),
+        admission_s=Estimate(admission + 0.5 * itl, slow_admission + 0.5 * slow_itl),
         ttft_s=Estimate(ttft, waited + 0.5 * slow_itl),
         itl_s=Estimate(itl, slow_itl),
         harm_s=Estimate(harm, harm * wide),
