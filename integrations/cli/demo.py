@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -116,10 +117,12 @@ async def _run(
                 f"{len(failed)} of {len(done)} requests did not succeed: see kvferry logs tail"
             )
         if not once:
-            out.print(
-                f"\nStill serving on {url}; try: kvferry logs tail, kvferry logs explain ID. Ctrl-C ends."
-            )
-            await asyncio.Event().wait()
+            stop = asyncio.Event()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            out.print(f"Still serving on {url}. Ctrl-C ends.", highlight=False, soft_wrap=True)
+            await stop.wait()
+            console.print("Stopping.")
         return done
 
 
