@@ -70,7 +70,8 @@ def up(
         waiting_timeout_s=half_pair_timeout,
         extra_args=tuple(shlex.split(worker_args)),
     )
-    signal.signal(signal.SIGTERM, _leave)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background job is born deaf to SIGINT
+        signal.signal(number, _leave)
     with running(chosen, options, log_dir=log_dir, timeout_s=timeout) as cluster:
         if as_json:
             print(json.dumps({"workers": [describe(w) for w in cluster.workers]}), flush=True)

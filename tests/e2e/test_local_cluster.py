@@ -74,6 +74,7 @@ async def test_a_killed_half_returns_and_the_pair_works_again(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_the_command_ends_no_process_is_left(number: signal.Signals) -> None:
+    """Started as a shell starts a background job, which ignores SIGINT until it says otherwise."""
     missing = missing_requirement([WorkerSpec("colocated")])
     if missing:
         pytest.skip(missing)
@@ -83,6 +84,7 @@ def test_however_the_command_ends_no_process_is_left(number: signal.Signals) -> 
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
     assert command.stdout
     (worker,) = json.loads(command.stdout.readline())["workers"]
