@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 
@@ -14,7 +14,6 @@ from kvferry.integrations.sglang.leg import Answer, Call, LegFailed
 from kvferry.integrations.sglang.stream_error import error_body, stream_error
 
 log = logging.getLogger("kvferry.legs")
-T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 3.0
 # A worker that has not registered the request yet ignores an abort: ask again until it must have.

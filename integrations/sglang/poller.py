@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -39,14 +39,13 @@ class Target:
 
 @dataclass(slots=True, eq=False)
 class Poller:
-    """One task per worker; `on_change` hears of every worker that comes or goes."""
+    """One task per worker."""
 
     fleet: Fleet
     session: aiohttp.ClientSession
     targets: Sequence[Target]
     interval_s: float = 0.25
     headers: Mapping[str, str] = field(default_factory=dict)
-    on_change: Callable[[str], None] = lambda _: None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _wakes: dict[str, asyncio.Event] = field(default_factory=dict)
     _told: dict[str, str] = field(default_factory=dict)
@@ -127,7 +126,6 @@ class Poller:
                 target.bootstrap_port,
                 told,
             )
-        self.on_change(worker.id)
         return True
 
     def _drop(self, worker_id: str, why: str) -> None:
@@ -135,7 +133,6 @@ class Poller:
         if member is not None and member.worker.healthy:
             self.fleet.drop(worker_id, why)
             self._tell(worker_id, f"{worker_id}: down: {why}", logging.WARNING)
-            self.on_change(worker_id)
 
     def _odd(self, url: str, error: Exception) -> None:
         """Something that no worker was expected to answer: told once, with where it was stumbled upon."""
