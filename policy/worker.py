@@ -20,7 +20,9 @@ class Load:
 
     `foreign_*` is the part of the counters that was not this router's own in-flight work (nor that of
     routers it shares leases with) when they were read; the policy adds own work as it is now.
-    `prefill_share` is the part of recent time the worker spent in prefill steps.
+    `prefill_share` is the part of recent time the worker spent in prefill steps. `stall_s_per_token`: how
+    long running decodes were held up per token that was prefilled among them, as measured by the worker's
+    plugin; 0 when nobody measures it.
     """
 
     time_s: float = 0.0
@@ -37,6 +39,7 @@ class Load:
     foreign_decodes: float = 0.0
     foreign_context_tokens: float = 0.0
     prefill_share: float = 0.0
+    stall_s_per_token: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,11 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One SGLang server. `id` is stable across restarts (its URL unless named otherwise)."""
+    """One SGLang server. `id` is stable across restarts (its URL unless named otherwise).
+
+    `transports`: the one it was started with first. `bootstrap_ports`: where a prefill worker listens for
+    each of them, when that is not `bootstrap_port`.
+    """
 
     id: str
     url: str
@@ -73,6 +80,7 @@ class Worker:
     bootstrap_host: str = ""
     bootstrap_port: int | None = None
     transports: tuple[str, ...] = ()
+    bootstrap_ports: Mapping[str, int] = field(default_factory=dict)
     host: str = ""
     local_prefill: bool = False
     max_total_tokens: int = 1 << 20
@@ -82,6 +90,10 @@ class Worker:
     load: Load = Load()
     healthy: bool = True
     facts: Mapping[str, str] = field(default_factory=dict)
+
+    def bootstrap_port_of(self, transport: str) -> int | None:
+        """Where a decode worker meets this prefill worker for a move over `transport`."""
+        return self.bootstrap_ports.get(transport, self.bootstrap_port)
 
     @property
     def can_colocate(self) -> bool:

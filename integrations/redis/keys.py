@@ -37,6 +37,11 @@ class Keys:
     def outcomes(self) -> str:
         return self._key("outcomes")
 
+    @property
+    def telemetry(self) -> str:
+        """Stream: what the plugins in the workers send (`integrations/sglang/plugin/wire.py`)."""
+        return self._key("telemetry")
+
     def worker(self, worker_id: str) -> str:
         return self._key(f"worker:{worker_id}")
 

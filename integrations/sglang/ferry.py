@@ -16,6 +16,7 @@ from kvferry.integrations.sglang.leg import Answer, Call, LegFailed
 from kvferry.integrations.sglang.legs import Legs
 from kvferry.integrations.sglang.metrics import Metrics
 from kvferry.integrations.sglang.passage import Passage, ends
+from kvferry.integrations.sglang.plugin.wire import LOCAL_MARK
 from kvferry.integrations.sglang.poller import Poller
 from kvferry.integrations.sglang.recent import Recent
 from kvferry.integrations.sglang.settings import Settings
@@ -25,6 +26,7 @@ from kvferry.policy.base import Policy
 from kvferry.policy.decision import Decision, NoPlanError
 from kvferry.policy.plan import Split
 from kvferry.policy.request import SLO, Request
+from kvferry.policy.worker import Role
 
 EXPECTED_OUTPUT_TOKENS = 256.0  # until output lengths are learned: a prior, capped by what was asked for
 OUTPUT_CAP_TOKENS = 4096.0
@@ -152,12 +154,14 @@ class Ferry:
             fields["rid"] = rids if body.batched else rids[0]
         if body.rid is not None:
             rids = []  # a worker would also abort strangers whose ids begin like the client's
+        source = self.fleet.members[pre].worker
         if not isinstance(plan, Split):
+            if source.role is Role.DECODE:
+                fields[LOCAL_MARK], fields["bootstrap_host"] = True, LOCAL_MARK
             call = Call(dec, body.endpoint.value, body.with_fields(fields), rids, headers, body.stream)
             return await self.legs.colocated(call, deadline_s), call
-        source = self.fleet.members[pre].worker
         fields["bootstrap_host"] = source.bootstrap_host
-        fields["bootstrap_port"] = source.bootstrap_port
+        fields["bootstrap_port"] = source.bootstrap_port_of(plan.transport)
         fields["bootstrap_room"] = self.rng.getrandbits(ROOM_BITS)
         sent = body.with_fields(fields)
         first, second = (

@@ -11,12 +11,12 @@ from kvferry.integrations.sglang.local.spec import WorkerOptions, WorkerSpec
 
 STUBS = Path(__file__).parent / "stubs"
 
-# Overlap scheduling and CUDA graphs need a GPU. The metrics flags make a worker tell what the router learns
+# CUDA graphs need a GPU. The metrics flags make a worker tell what the router learns
 # from; --sleep-on-idle keeps an idle worker at 1-2% of a core.
 _FIXED = [
     *("--device", "cpu", "--dtype", "float32"),
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
-    *("--disable-cuda-graph", "--disable-overlap-schedule", "--sleep-on-idle"),
+    *("--disable-cuda-graph", "--sleep-on-idle"),
     *("--enable-metrics", "--enable-request-time-stats-logging", "--enable-cache-report"),
 ]
 
@@ -52,6 +52,8 @@ def worker_command(
     argv += ["--max-total-tokens", str(options.max_total_tokens)]
     argv += ["--max-running-requests", str(options.max_running_requests)]
     argv += ["--context-length", str(options.context_length), "--log-level", options.log_level]
+    if not options.overlap:
+        argv += ["--disable-overlap-schedule"]
     if spec.role != "colocated":
         argv += ["--disaggregation-mode", spec.role]
         argv += ["--disaggregation-transfer-backend", str(spec.transport)]

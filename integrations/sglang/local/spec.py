@@ -34,7 +34,11 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Limits of every worker. Tokens are KV-cache slots; timeouts are SGLang's own for half a pair."""
+    """Limits of every worker. Tokens are KV-cache slots; timeouts are SGLang's own for half a pair.
+
+    `overlap`: SGLang's overlapped event loop, the default on a GPU. `env` also sets up the plugin in the
+    workers (`KVFERRY_TELEMETRY`, `KVFERRY_REDIS`, ...).
+    """
 
     host: str = "127.0.0.1"
     model_name: str = "kvferry-tiny"
@@ -45,6 +49,7 @@ class WorkerOptions:
     bootstrap_timeout_s: int = 30
     waiting_timeout_s: int = 30
     log_level: str = "info"
+    overlap: bool = False
     extra_args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
 

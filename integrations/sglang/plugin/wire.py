@@ -1,0 +1,159 @@
+"""What a worker's plugin sends: the records of the telemetry stream, read by routers and by `kvferry logs`.
+
+Fields are only ever added, each with a default. Times are Unix seconds on the worker's clock; durations,
+which alone compare across hosts, are in seconds. Never any token or text.
+"""
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA: Literal["kvferry.telemetry.v1"] = "kvferry.telemetry.v1"
+LOCAL_MARK = "do_local_prefill"  # sglang #34773's draft field; also what stands in bootstrap_host then
+
+Role = Literal["prefill", "decode", "colocated", "local"]
+
+
+class Stages(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A partition of the time from `received` to the end, for this role: the parts add up to `wall_s`.
+
+    prefill: bootstrap (until the decode worker has told its pages), alloc, queue, prefill, transfer (until
+    the last byte is acknowledged). decode: bootstrap (handshake), alloc (KV room), transfer (until the KV
+    is here: the prefill worker's queue and forward pass are in it), queue, decode. colocated, local: queue,
+    prefill (to the first token), decode.
+    """
+
+    bootstrap_s: float | None = None
+    alloc_s: float | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    transfer_s: float | None = None
+    decode_s: float | None = None
+
+
+class Transfer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The calls into the transport for one request, on the prefill worker.
+
+    `wait_s`: chunks queued for a transfer thread; `build_s`: descriptor lists; `busy_s`: inside the
+    library until it was done. `span_s`: from the first chunk queued to the last done.
+    """
+
+    transport: str = ""
+    bytes: int = 0
+    descriptors: int = 0
+    chunks: int = 0
+    calls: int = 0
+    wait_s: float = 0.0
+    build_s: float = 0.0
+    busy_s: float = 0.0
+    span_s: float = 0.0
+    aux_bytes: int = 0
+
+
+class Queues(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The worker as the request found it, itself not counted."""
+
+    waiting: int = 0
+    running: int = 0
+    bootstrap: int = 0
+    inflight: int = 0
+    prealloc: int = 0
+    transfer: int = 0
+    retracted: int = 0
+    local: int = 0
+    used_tokens: int = 0
+
+
+class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="request"):
+    """One request that ended on one worker. Joined on `room` (split) or `rid`.
+
+    `finish`: length, stop, abort or error. `wall_s`: `received_s` to the end, in the scheduler.
+    `first_token_s`: `received_s` to the first token known there.
+    """
+
+    worker: str
+    role: Role
+    rid: str
+    room: int | None = None
+    ended_s: float = 0.0
+    received_s: float = 0.0
+    wall_s: float = 0.0
+    first_token_s: float | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    retractions: int = 0
+    attempts: int = 0
+    finish: str = ""
+    stages: Stages = Stages()
+    transfer: Transfer | None = None
+    at_enqueue: Queues = Queues()
+    schema: str = SCHEMA
+
+
+class LocalLoad(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Colocated work on a decode worker. Sums since the start: `stalls` chunks, of `stalled_tokens` in all,
+    held running decodes up for `stall_s` in all."""
+
+    queue: int = 0
+    queue_tokens: int = 0
+    chunk_tokens: int = 0
+    stalls: int = 0
+    stalled_tokens: int = 0
+    stall_s: float = 0.0
+
+
+class LoadRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="load"):
+    """One worker's counters, at a set interval. `sent`, `dropped`, `hook_us`: the telemetry's own cost."""
+
+    worker: str
+    time_s: float = 0.0
+    taken_s: float = 0.0
+    load: dict[str, float] = {}
+    local: LocalLoad | None = None
+    sent: int = 0
+    dropped: int = 0
+    hook_us: float = 0.0
+    requests: int = 0
+    schema: str = SCHEMA
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="worker"):
+    """Sent at the start, and again after the store was away: what a router would otherwise have to guess."""
+
+    worker: str
+    time_s: float = 0.0
+    url: str = ""
+    role: str = ""
+    model: str = ""
+    sglang: str = ""
+    layers: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    v_head_dim: int = 0
+    page_size: int = 1
+    dtype: str = ""
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    bytes_per_token: int = 0
+    max_total_tokens: int = 0
+    transports: dict[str, int | None] = {}
+    local_prefill: bool = False
+    schema: str = SCHEMA
+
+
+Record = RequestRecord | LoadRecord | WorkerRecord
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Record)
+
+
+def encode(record: Record) -> bytes:
+    """JSON, with its kind in `type`."""
+    return _encoder.encode(record)
+
+
+def decode(data: bytes) -> Record:
+    """Raises msgspec.DecodeError for anything else."""
+    return _decoder.decode(data)
