@@ -16,9 +16,9 @@ class State:
     Speeds are `Speed`'s coefficients. `foreign_*` is work that others put there, from the workers' own
     counters; `own_*` is work that kvferry routers dispatched and have not seen finished, exact at
     dispatch, so that stale counters cannot make routers herd (facts: 1 s of staleness without it costs
-    46% of goodput). `prefill_share`: part of recent time a worker spent prefilling. `arrivals_per_s`:
-    requests recently dispatched to it. `moves` is [L]: moves in flight on each link. Chunks, KV room and
-    batch slots are at least 1, as `of` sees to.
+    46% of goodput). `prefill_share`: part of recent time a worker spent prefilling. `stall_s_per_token`:
+    measured, 0 where nobody does (`Load`). `arrivals_per_s`: requests recently dispatched to it. `moves`
+    is [L]: moves in flight on each link. Chunks, KV room and batch slots are at least 1, as `of` sees to.
     """
 
     prefill_base_s: Floats
@@ -36,6 +36,7 @@ class State:
     foreign_decodes: Floats
     foreign_context_tokens: Floats
     prefill_share: Floats
+    stall_s_per_token: Floats
     load_time_s: Floats
     own_prefill_tokens: Floats
     own_decodes: Floats
@@ -71,6 +72,7 @@ class State:
             foreign_decodes=column(lambda w: w.load.foreign_decodes),
             foreign_context_tokens=column(lambda w: w.load.foreign_context_tokens),
             prefill_share=column(lambda w: w.load.prefill_share),
+            stall_s_per_token=column(lambda w: w.load.stall_s_per_token),
             load_time_s=column(lambda w: w.load.time_s),
             own_prefill_tokens=np.zeros(count),
             own_decodes=np.zeros(count),

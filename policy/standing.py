@@ -23,9 +23,10 @@ class Standing:
     """[W] but for the stacks and `remaining_tokens`, what every running decode is thought to have left.
 
     `moved_tokens`: what would be sent to this worker, in whole pages. `chunks`: of its prefill, `chunk` and
-    `last` being the parts of the new tokens in a full and in the last one. `running` decodes see
-    `itls_s[0]` without this request, `[1]` when its prefill runs among them, `[2]` when it joins their
-    batch; `behind` weighted arrivals wait `waits_s[0]` without it and `[1]` with it.
+    `last` being the parts of the new tokens in a full and in the last one. `stall_s`: how long that prefill
+    holds up those who decode there. `running` decodes see `itls_s[0]` without this request, `[1]` when its
+    prefill runs among them, `[2]` when it joins their batch; `behind` weighted arrivals wait `waits_s[0]`
+    without it and `[1]` with it.
     """
 
     new_tokens: Floats
@@ -34,6 +35,7 @@ class Standing:
     chunk: Floats
     last: Floats
     prefill_s: Floats
+    stall_s: Floats
     admission_s: Floats
     running: Floats
     itls_s: Floats
@@ -43,7 +45,8 @@ class Standing:
 
     def harm_s(self, pre: Ints, dec: Ints) -> Floats:
         """Seconds of others: decodes stalled and the queue behind on `pre`, a grown batch on `dec`."""
-        here = (self.running.take(pre) + self.behind.take(pre)) * self.prefill_s.take(pre)
+        here = self.running.take(pre) * self.stall_s.take(pre)
+        here += self.behind.take(pre) * self.prefill_s.take(pre)
         slower_s = (self.itls_s[2] - self.itls_s[0]).take(dec)
         grown: Floats = self.running.take(dec) * slower_s * self.remaining_tokens
         return here + grown
@@ -54,7 +57,9 @@ def standing(request: Request, cluster: Cluster) -> Standing:
 
     wait = tokens ahead * s per token. admission: what KV tokens or batch slots are short of, over the rate
     at which running requests free them (all of them once per output length). itl = step / (1 - share of
-    time in local prefills); a stall spreads one prefill over the tokens that running decodes have left.
+    time in local prefills). A stall spreads over the tokens that running decodes have left: in all it is
+    new tokens * measured stall per token where the worker measures it, which counts what a prefill in
+    chunks truly holds up, and the whole prefill elsewhere.
     """
     table, state = cluster.candidates, cluster.state
     prompt, sequences = float(request.prompt_tokens), float(max(1, request.sequences))
@@ -73,6 +78,10 @@ def standing(request: Request, cluster: Cluster) -> Standing:
     prefill += state.prefill_s_per_token
     prefill *= new
     prefill += state.prefill_base_s
+    stall = prefill
+    measured = state.stall_s_per_token
+    if measured[measured.argmax()] > 0.0:
+        stall = np.where(measured > 0.0, measured * new, prefill)
     waits = np.empty((2, len(new)))
     np.multiply(
         state.foreign_prefill_tokens + state.own_prefill_tokens, state.prefill_s_per_token, out=waits[0]
@@ -92,7 +101,7 @@ def standing(request: Request, cluster: Cluster) -> Standing:
     itl, stalled, grown = itls
     np.divide(_step(state, running, resident), awake, out=itl)
     np.divide(_step(state, running + joining, np.minimum(joined, room)), awake, out=grown)
-    np.add(prefill * (1.0 / remaining), itl, out=stalled)
+    np.add(stall * (1.0 / remaining), itl, out=stalled)
 
     short = np.minimum(room, prompt + sequences * output)
     short += context
@@ -116,6 +125,7 @@ def standing(request: Request, cluster: Cluster) -> Standing:
         chunk=chunk,
         last=1.0 - (chunks - 1.0) * chunk,
         prefill_s=prefill,
+        stall_s=stall,
         admission_s=short,
         running=running,
         itls_s=itls,

@@ -50,7 +50,9 @@ class OnWorker:
         self.itl = itl(self.running, resident)
         joined = min(resident + joining * (self.prompt / self.seq + self.out / 2), room)
         self.grown = itl(self.running + joining, joined)
-        self.stalled = self.itl + self.prefill / self.remaining
+        measured = w.load.stall_s_per_token
+        self.stall = measured * self.new if measured else self.prefill
+        self.stalled = self.itl + self.stall / self.remaining
         missing_tokens = context + min(self.prompt + self.seq * self.out, room) - room
         missing_slots = decodes + self.seq - slots
         short = max(missing_tokens / max(resident, 1), missing_slots / slots, 0)
@@ -127,7 +129,7 @@ def terms(request: Request, cluster: Cluster, plan: Plan) -> dict[str, float]:
         "cautious_ttft": cautious_ttft,
         "score": g(ttft, slo.ttft_s, 0.335) + shared,
         "cautious": g(cautious_ttft, slo.ttft_s, 0.335) + shared,
-        "harm": pre.running * pre.prefill
+        "harm": pre.running * pre.stall
         + dec.running * (dec.grown - dec.itl) * dec.remaining
         + pre.behind * pre.prefill,
         "moved_bytes": moved,

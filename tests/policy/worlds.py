@@ -75,6 +75,7 @@ loads = st.builds(
     foreign_decodes=st.floats(0, 300),
     foreign_context_tokens=st.floats(0, 1e6),
     prefill_share=small,
+    stall_s_per_token=st.sampled_from([0.0, 0.0, 1e-5, 2e-4]),
 )
 layouts = st.builds(
     KVLayout,
