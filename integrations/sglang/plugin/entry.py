@@ -1,6 +1,8 @@
 """The entry point that SGLang calls in every process of a worker (group `sglang.srt.plugins`)."""
 
+import importlib
 import logging
+import multiprocessing
 import sys
 import time
 import uuid
@@ -17,27 +19,58 @@ log = logging.getLogger("kvferry.plugin")
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
+FRONT = ("sglang.srt.entrypoints.", "sglang.srt.managers.tokenizer")  # run in the HTTP server's process
 INFO_KEY = "kvferry"
+
+_PLUGIN = "kvferry.integrations.sglang.plugin"
+FEATURES = {
+    "telemetry": (f"{_PLUGIN}.telemetry.feature", "Telemetry"),
+    "dual_transport": (f"{_PLUGIN}.dual.feature", "DualTransport"),
+    "local_prefill": (f"{_PLUGIN}.localprefill.feature", "LocalPrefill"),
+}
 
 
 def features(settings: WorkerSettings) -> list[Feature]:
-    """All that the plugin can do, as this worker is set up."""
-    from kvferry.integrations.sglang.plugin.dual.feature import DualTransport
-    from kvferry.integrations.sglang.plugin.localprefill.feature import LocalPrefill
-    from kvferry.integrations.sglang.plugin.telemetry.feature import Telemetry
+    """All that the plugin can do, as this worker is set up; what cannot be imported here, with its reason."""
+    found: list[Feature] = []
+    for name, (module, class_name) in FEATURES.items():
+        try:
+            found.append(getattr(importlib.import_module(module), class_name)(settings))
+        except ImportError as error:
+            found.append(_absent(name, settings, f"cannot be imported: {error}"))
+    return found
 
-    return [Telemetry(settings), DualTransport(settings), LocalPrefill(settings)]
+
+def _absent(name_: str, settings: WorkerSettings, why: str) -> Feature:
+    class Absent(Feature):
+        name = name_
+
+        @property
+        def enabled(self) -> bool:
+            return bool(getattr(settings, name_).enabled)
+
+        def hooks(self) -> Sequence[Hook]:
+            return ()
+
+        def missing(self) -> str:
+            return why
+
+    return Absent(settings)
 
 
 class Core(Feature):
-    """What all features stand on: starts them with the scheduler, and tells about them in /server_info."""
+    """What all features stand on: starts them with the scheduler, and tells about them in /server_info.
+
+    It changes nothing, so it does its best in any SGLang: to say there why all the rest is off.
+    """
 
     name = "core"
+    pinned = False
 
     def __init__(self, settings: WorkerSettings, guards: Sequence[Guard]) -> None:
         super().__init__(settings)
         self.guards = guards
-        self.instance = ""
+        self.version = version("kvferry")
         self.started_s = 0.0
 
     @property
@@ -53,7 +86,7 @@ class Core(Feature):
     def describe(self) -> dict[str, Any]:
         told = {guard.feature.name: guard.status() for guard in self.guards}
         return {
-            "version": version("kvferry"),
+            "version": self.version,
             "instance": self.instance,
             "started_s": self.started_s,
             "features": told,
@@ -62,8 +95,11 @@ class Core(Feature):
     def _scheduler_built(self, _: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         self.instance, self.started_s = uuid.uuid4().hex[:16], time.time()
         for guard in self.guards:
-            guard.start(scheduler)
-        log.info("kvferry worker plugin %s: %s", version("kvferry"), summary(self.guards))
+            guard.start(scheduler, self.instance)
+        log.disabled = False  # SGLANG_LOGGING_CONFIG_PATH disables every logger that was there before it
+        wanted = all(guard.on for guard in self.guards if guard.feature.enabled)
+        level = logging.INFO if wanted else logging.WARNING
+        log.log(level, "kvferry worker plugin %s: %s", self.version, summary(self.guards))
 
     def _add_state(self, result: Any, *args: Any, **kwargs: Any) -> None:
         result.internal_state[INFO_KEY] = self.describe()
@@ -75,27 +111,37 @@ def summary(guards: Sequence[Guard]) -> str:
 
 
 def load() -> None:
-    """Register the hooks of every feature that can work here. Never raises: serving comes first."""
-    if SCHEDULER not in sys.modules:
-        return  # a process without a scheduler has nothing to hook
+    """Register the hooks of every feature that can work here. SGLang logs what this raises, and goes on."""
+    wrong = ""
     try:
         settings = WorkerSettings.load()
     except ConfigError as error:
-        log.error("kvferry worker plugin off: %s", error)
-        return
-    install(settings)
+        settings, wrong = WorkerSettings.load({}), str(error)
+    if SCHEDULER in sys.modules or (not wrong and _in_front(settings)):
+        install(settings, wrong)
 
 
-def install(settings: WorkerSettings) -> Core:
-    """Register everything; returns what can be asked for the state of each feature."""
+def install(settings: WorkerSettings, wrong: str = "") -> Core:
+    """Register everything; returns what can be asked for the state of each feature.
+
+    `wrong`: the configuration was not understood. Nothing is turned on then, and the reason is told.
+    """
     guards = [Guard(feature) for feature in features(settings)]
     core = Core(settings, guards)
     base = Guard(core)
     base.register()
-    if base.off:
-        log.error("kvferry worker plugin off: %s", base.off)
-        for guard in guards:
-            guard.turn_off(base.off)
     for guard in guards:
+        if wrong or base.off:
+            guard.off = wrong or base.off
         guard.register()
+    if wrong or base.off:
+        log.error("kvferry worker plugin off: %s", wrong or base.off)
     return core
+
+
+def _in_front(settings: WorkerSettings) -> bool:
+    """Whether this is the HTTP server's process before it imported the rest, and something is to be hooked
+    there. (The detokenizer's process, where nothing is, has a parent.)"""
+    wanted = [feature for feature in features(settings) if feature.enabled]
+    targets = [hook.target for feature in wanted for hook in feature.hooks()]
+    return multiprocessing.parent_process() is None and any(t.startswith(FRONT) for t in targets)

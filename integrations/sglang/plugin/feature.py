@@ -15,7 +15,8 @@ class Hook:
     """`function` around one of SGLang's: `target` is its dotted path.
 
     before(*args, **kwargs) -> None; after(result, *args, **kwargs) -> new result or None to keep it;
-    around(original, *args, **kwargs) -> result, calling `original` at most once.
+    around(original, *args, **kwargs) -> result, calling `original` at most once; on a coroutine function it
+    is one itself and awaits `original`. Coroutine functions take no `after`; generators only take `before`.
     """
 
     target: str
@@ -27,14 +28,17 @@ class Feature(ABC):
     """One thing the plugin adds. Built in every process of the worker, started in the schedulers.
 
     `name` is its section in worker.toml. `relies_on`: functions of SGLang that are not hooked but that the
-    hooks call or mirror; their sources are pinned as the hooked ones are.
+    hooks call or mirror; their sources are pinned as the hooked ones are. `instance`: this scheduler's id in
+    /server_info, known from `start` on.
     """
 
     name: ClassVar[str]
     relies_on: ClassVar[tuple[str, ...]] = ()
+    pinned: ClassVar[bool] = True  # False: any version of what it hooks will do, because it only looks
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
+        self.instance = ""
 
     @property
     @abstractmethod

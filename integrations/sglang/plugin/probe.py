@@ -24,27 +24,51 @@ class Pins(msgspec.Struct, frozen=True):
         return msgspec.convert(read_toml(packaged("sglang_pins.toml")), cls)
 
 
-def why_not(paths: Iterable[str], pins: Pins | None = None) -> str | None:
-    """Why hooks on (and calls to) these functions cannot be trusted here; None when they can."""
+def why_not(paths: Iterable[str], pins: Pins | None = None, *, pinned: bool = True) -> str | None:
+    """Why hooks on (and calls to) these functions cannot be trusted here; None when they can.
+
+    Not `pinned`: they only have to be there.
+    """
     pins = pins or Pins.load()
     try:
         version = str(importlib.import_module("sglang.version").__version__)
     except ImportError as error:
         return f"SGLang cannot be imported: {error}"
-    if version not in pins.versions:
-        return f"SGLang {version} was not tested: {', '.join(pins.versions)}"
+    if pinned and version not in pins.versions:
+        return f"SGLang {version} was not tested, only {', '.join(pins.versions)}"
     wrong = []
     for path in dict.fromkeys(paths):
         try:
-            found = source_hash(path)
-        except (ImportError, AttributeError, OSError, TypeError) as error:
-            wrong.append(f"{path} is not there ({error})")
+            found = source_hash(path) if pinned else str(resolve(path))
+        except Exception as error:  # noqa: BLE001 - whatever an import raises, it is the answer
+            wrong.append(f"{path} is not there ({' '.join(str(error).split())})")
+            continue
+        if not pinned:
             continue
         if path not in pins.sources:
             wrong.append(f"{path} has no pin")
         elif found != pins.sources[path]:
             wrong.append(f"the source of {path} has changed ({found}, tested {pins.sources[path]})")
     return "; ".join(wrong) or None
+
+
+def not_applied(targets: Iterable[str], relied: Iterable[str]) -> str | None:
+    """What is wrong after SGLang applied all plugins' hooks; None when it is as asked for.
+
+    `relied`: functions that must still be SGLang's own. Another plugin's wrappers around them are borne, a
+    replacement is not.
+    """
+    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+    missing = [target for target in targets if target not in registry.HookRegistry._patched]
+    if missing:
+        return f"SGLang did not apply the hooks on {', '.join(missing)}"
+    swapped = [
+        path
+        for path, hooks in list(registry.HookRegistry._hooks.items())
+        if any(kind is registry.HookType.REPLACE for kind, *_ in hooks)
+        and any(one == path or one.startswith(path + ".") for one in relied)
+    ]
+    return f"another plugin replaces {', '.join(swapped)}" if swapped else None
 
 
 def source_hash(path: str) -> str:
@@ -61,7 +85,7 @@ def resolve(path: str) -> Any:
         try:
             found: Any = importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if error.name is not None and not name.startswith(error.name):
+            if error.name is not None and not f"{name}.".startswith(f"{error.name}."):
                 raise  # the module is there, but not what it imports
             continue
         for part in parts[end:]:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -11,6 +11,8 @@ from kvferry.models.toml_file import ConfigError, packaged, read_toml
 
 CONFIG_ENV = "KVFERRY_WORKER_CONFIG"
 REDIS_ENV = "KVFERRY_REDIS"
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 _SWITCHES = {"0": False, "1": True, "false": False, "true": True, "off": False, "on": True}
 
 
@@ -21,21 +23,21 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TelemetrySettings(_Section, frozen=True):
-    load_interval_s: float
-    queue_records: int
-    stream_records: int
+    load_interval_s: Seconds
+    queue_records: Count
+    stream_records: Count
 
 
 class DualTransportSettings(_Section, frozen=True):
-    port_offset: int
+    port_offset: Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class LocalPrefillSettings(_Section, frozen=True):
-    itl_target_s: float
-    share: float
-    min_chunk_tokens: int
-    max_chunk_tokens: int
-    max_queue: int
+    itl_target_s: Seconds
+    share: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    min_chunk_tokens: Count
+    max_chunk_tokens: Count
+    max_queue: Count
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,10 +60,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 merged[section] = {**merged.get(section, {}), **values}
         for section in merged:
             name = f"KVFERRY_{section.upper()}"
-            if name in env:
-                if env[name].lower() not in _SWITCHES:
-                    raise ConfigError(f"{name}={env[name]}: give 0 or 1")
-                merged[section]["enabled"] = _SWITCHES[env[name].lower()]
+            value = env.get(name, "").strip().lower()
+            if value and value not in _SWITCHES:
+                raise ConfigError(f"{name}={env[name]}: give 0 or 1")
+            if value:
+                merged[section]["enabled"] = _SWITCHES[value]
         try:
             settings = msgspec.convert(merged, cls)
         except msgspec.ValidationError as error:
