@@ -37,15 +37,17 @@ def record_of(
     view_age_s: float | None = None,
     endpoint: str = "",
     stream: bool = False,
+    on_decode: bool = False,
     mode: Literal["live", "canary", "shadow"] = "live",
     outcome: Outcome | None = None,
 ) -> DecisionRecord:
-    """The record of one decision. `time_s`: Unix seconds; `view_age_s` defaults to the decision's own.
+    """The record of one decision. `time_s`: Unix seconds; `view_age_s` defaults to the decision's own;
+    `on_decode`: a colocated plan's worker is a decode worker.
 
     Seconds are rounded to a microsecond, and a prediction that is not finite becomes `NEVER_S`.
     """
     costs = decision.costs
-    chosen = _chosen(decision.plan, costs)
+    chosen = _chosen(decision.plan, costs, on_decode)
     return DecisionRecord(
         id=request.id,
         time=round(time_s, 6),
@@ -100,7 +102,7 @@ def terms_of(costs: Costs) -> Terms:
     )
 
 
-def _chosen(plan: Plan, costs: Costs) -> Chosen:
+def _chosen(plan: Plan, costs: Costs, on_decode: bool) -> Chosen:
     split = isinstance(plan, Split)
     return Chosen(
         plan=plan.key,
@@ -113,6 +115,7 @@ def _chosen(plan: Plan, costs: Costs) -> Chosen:
         moved_bytes=int(costs.moved_bytes),
         descriptors=int(costs.descriptors),
         score=_number(costs.score),
+        on_decode=on_decode and not split,
     )
 
 

@@ -9,9 +9,10 @@ from rich.text import Text
 
 from kvferry.integrations.cli.units import human_bytes
 from kvferry.integrations.log import text
-from kvferry.integrations.log.errors import covered, transfer_error, ttft_error
+from kvferry.integrations.log.errors import covered, ttft_error
 from kvferry.integrations.log.meaning import against, chosen_for
-from kvferry.integrations.log.record import DecisionRecord, Outcome, Stages, Terms
+from kvferry.integrations.log.record import DecisionRecord, Outcome, Terms
+from kvferry.integrations.log.stages import not_known, stages_table
 
 _TERMS = (
     ("queue", "queue_s"),
@@ -146,15 +147,10 @@ def _happened(record: DecisionRecord) -> Iterator[RenderableType]:
         yield _line("", f"TTFT {text.duration(outcome.ttft_s)}")
     for line in _figures(outcome):
         yield _line("", line)
-    if stages := _stages(outcome.stages):
-        yield _line("", f"stages: {stages}")
-    if (error := transfer_error(record)) is not None:
-        measured, expected = outcome.stages.transfer_s, record.terms.transfer_s.p50
-        yield _line(
-            "",
-            f"transfer {text.duration(measured)}, predicted {text.duration(expected)} "
-            f"({text.percent(error, signed=True)})",
-        )
+    for sentence in not_known(record, outcome):
+        yield _line("", sentence)
+    if table := stages_table(record, outcome):
+        yield table
 
 
 def _figures(outcome: Outcome) -> Iterator[str]:
@@ -173,13 +169,17 @@ def _figures(outcome: Outcome) -> Iterator[str]:
     if outcome.moved_bytes:
         pieces = f" in {outcome.descriptors} descriptors" if outcome.descriptors is not None else ""
         yield f"moved {human_bytes(outcome.moved_bytes)}{pieces}"
-
-
-def _stages(stages: Stages) -> str:
-    named = ((name, getattr(stages, name)) for name in stages.__struct_fields__)
-    return ", ".join(
-        f"{name.removesuffix('_s')} {text.duration(value)}" for name, value in named if value is not None
-    )
+    if moved := outcome.moved:
+        yield (
+            f"{moved.transport}: chunks {moved.chunks}, calls {moved.calls}; "
+            f"waited {text.duration(moved.wait_s)}, built {text.duration(moved.build_s)}, "
+            f"busy {text.duration(moved.busy_s)}"
+        )
+    if outcome.retractions:
+        yield f"retractions: {outcome.retractions} (decoding interrupted for want of KV room)"
+    for role, queues in outcome.found.items():
+        what = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in queues.items())
+        yield f"found by the request on the {role} worker: {what or 'nothing'}"
 
 
 def _means(meaning: Callable[[str], str], code: str) -> str:

@@ -61,7 +61,8 @@ class RequestFacts(msgspec.Struct, frozen=True):
 class Chosen(msgspec.Struct, frozen=True):
     """The plan. Colocated: `prefill` and `decode` are the same worker, `transport` is null.
 
-    `moved_bytes` and `descriptors` are predictions; `score` is what the policy minimised.
+    `moved_bytes` and `descriptors` are predictions; `score` is what the policy minimised. `on_decode`: the
+    plan is a colocated one, and its worker a decode worker that prefills by itself.
     """
 
     plan: str
@@ -74,6 +75,7 @@ class Chosen(msgspec.Struct, frozen=True):
     moved_bytes: int = 0
     descriptors: int = 0
     score: float = 0.0
+    on_decode: bool = False
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -95,7 +97,20 @@ class Propensity(msgspec.Struct, frozen=True):
 
 
 class Stages(msgspec.Struct, frozen=True):
-    """Measured stages in seconds; null where the workers did not report one."""
+    """Measured stages in seconds, in the order of the request's way: they add up to `e2e_s`. Null where
+    nobody measured one, and where none such was.
+
+    ingress: from the router's door until a scheduler has the request (HTTP, tokenizer); egress: from the
+    scheduler's last token until the router has passed the answer on. Both only where router and worker share
+    a clock, that is a host.
+    bootstrap: until the pair has shaken hands and the decode worker has told its pages, less `alloc_s`, the
+    part of it in which that worker had no KV room (and what the prefill worker waited for buffers).
+    queue: until the prefill starts. prefill: to the prompt's end. transfer: from there until the decode
+    worker has the KV; what travelled before is hidden in the prefill. repack: changing the layout, where
+    that is no part of the transfer. decode_queue: until decoding starts. decode: to the last token.
+    Without the plugin in a worker these are what its answer tells: queue, prefill, and as transfer all that
+    came after the prefill on the prefill worker.
+    """
 
     bootstrap_s: float | None = None
     queue_s: float | None = None
@@ -103,6 +118,28 @@ class Stages(msgspec.Struct, frozen=True):
     transfer_s: float | None = None
     repack_s: float | None = None
     alloc_s: float | None = None
+    ingress_s: float | None = None
+    decode_queue_s: float | None = None
+    decode_s: float | None = None
+    egress_s: float | None = None
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """The prefill worker's calls into the transport, summed over sequences. wait: chunks queued for a
+    transfer thread; build: descriptor lists; busy: inside the library; span: first chunk queued to last
+    done, of the sequence that took longest. `aux_bytes` beside the KV."""
+
+    transport: str = ""
+    chunks: int = 0
+    calls: int = 0
+    wait_s: float = 0.0
+    build_s: float = 0.0
+    busy_s: float = 0.0
+    span_s: float = 0.0
+    aux_bytes: int = 0
+
+
+Missing = Literal["no_plugin", "telemetry_off", "unheard", "no_record"]
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -110,6 +147,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
     `rescued_from`: keys of the plans that were given up before the first byte, in order.
     `served_by`: key of the plan that answered, "" when it is the chosen one. `error`: one line.
+    `moved_bytes`, `descriptors`: as counted by the prefill worker's plugin, KV only; `moved`: its calls.
+    `retractions`: how often decoding was interrupted for want of KV room. `found`: by role (prefill, decode,
+    colocated, local), what waited and ran on that worker when the request came; zeros are left out.
+    Of several sequences, stages and `found` are those of the one that ended last, the rest are sums.
+    `missing`: involved workers whose telemetry is not in here, and why.
     """
 
     status: Status = "ok"
@@ -125,6 +167,10 @@ class Outcome(msgspec.Struct, frozen=True):
     rescued_from: tuple[str, ...] = ()
     served_by: str = ""
     error: str | None = None
+    moved: Moved | None = None
+    retractions: int | None = None
+    found: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    missing: dict[str, Missing] = msgspec.field(default_factory=dict)
 
 
 class DecisionRecord(msgspec.Struct, frozen=True):

@@ -67,7 +67,7 @@ def _initial(host: str) -> str:
 def chosen(choice: Chosen) -> str:
     """The chosen plan in full."""
     if choice.mode == "colocated":
-        return f"colocated on {choice.decode}"
+        return f"colocated on {'decode worker ' if choice.on_decode else ''}{choice.decode}"
     return f"split: prefill {choice.prefill}, decode {choice.decode}, over {choice.transport}"
 
 

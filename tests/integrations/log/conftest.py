@@ -2,11 +2,12 @@
 
 import random
 
+import msgspec
 import pytest
 
 from kvferry.integrations.log.codec import write_record
 from kvferry.integrations.log.convert import record_of
-from kvferry.integrations.log.record import DecisionRecord, Outcome, Stages
+from kvferry.integrations.log.record import DecisionRecord, Moved, Outcome, Stages
 from kvferry.policy.costs import Costs, Estimate
 from kvferry.policy.decision import Decision, Reason
 from kvferry.policy.plan import Colocated, Plan, Split
@@ -87,6 +88,8 @@ def sample(n: int, seed: int = 0) -> DecisionRecord:
         moved_bytes=moved if long else 0,
         descriptors=moved // 65536 if long else 0,
     )
+    if long and n % 2:
+        outcome = measured(outcome, moved)
     if n % 10 == 3:
         outcome = Outcome(
             ttft_s=3.4, e2e_s=4.4, output_tokens=96, rescued_from=(decision.plan.key,), served_by=alone.key
@@ -99,6 +102,22 @@ def sample(n: int, seed: int = 0) -> DecisionRecord:
         request, decision, time_s=1_790_000_000.25 + n, router="router-1", decide_us=87.4,
         endpoint="/v1/chat/completions", stream=bool(n % 2), outcome=outcome,
     )  # fmt: skip
+
+
+def measured(outcome: Outcome, moved: int) -> Outcome:
+    """The same with what the plugins on both workers tell; the stages add up to its end to end time."""
+    stages = Stages(0.003, 0.011, 0.12, 0.004, None, 0.001, 0.002, 0.0005, 0.0, 0.0015)
+    rest = (outcome.e2e_s or 0.0) - sum(
+        getattr(stages, name) or 0.0 for name in stages.__struct_fields__ if name != "decode_s"
+    )
+    return msgspec.structs.replace(
+        outcome,
+        stages=msgspec.structs.replace(stages, decode_s=round(rest, 6)),
+        moved=Moved("mooncake", 1, 1, 0.001, 0.0, moved / 12e9, moved / 11e9, 1600),
+        retractions=1,
+        found={"prefill": {"waiting": 2, "used_tokens": 4096}, "decode": {}},
+        missing={},
+    )
 
 
 @pytest.fixture(scope="session")

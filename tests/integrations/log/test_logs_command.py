@@ -5,13 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 
 from kvferry.integrations.cli import logs
 from kvferry.integrations.cli.errors import run
-from kvferry.integrations.log.codec import read_record
-from kvferry.integrations.log.record import DecisionRecord
+from kvferry.integrations.log.codec import read_record, write_record
+from kvferry.integrations.log.record import DecisionRecord, Stages
 from kvferry.policy.decision import Reason
 
 
@@ -76,6 +77,57 @@ def test_explain_shows_every_candidate_term_reason_and_outcome(call, log_file, s
     assert record.reason in flat
     assert f"outcome {record.outcome.status}" in flat
     assert "predicted" in flat
+
+
+def test_explain_sets_measured_stages_beside_predicted_ones(call, log_file, samples) -> None:
+    record = next(r for r in samples if r.outcome.moved)
+    code, out, _ = call("explain", record.id, "--from", str(log_file))
+    rows = {words[0]: words for line in out.splitlines() if (words := line.split())}
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert {"predicted", "measured"} <= set(rows["stage"])
+    # queue: bootstrap 3 ms and queue 11 ms; admission: alloc 1 ms and decode queue 0.5 ms
+    assert "14.0ms bootstrap 3.0ms, queue 11.0ms" in " ".join(rows["queue"])
+    assert "1.5ms alloc 1.0ms, decode queue 500us" in " ".join(rows["admission"])
+    assert "100%" in rows["sum"]
+    flat = " ".join(out.split())
+    assert "mooncake: chunks 1, calls 1; waited 1.0ms" in flat
+    assert "found by the request on the prefill worker: 2 waiting, 4096 used tokens" in flat
+    assert "retractions: 1" in flat
+
+
+def test_explain_says_what_was_not_measured_and_why(tmp_path, call, samples) -> None:
+    record = next(r for r in samples if r.outcome.moved)
+    p, d = record.chosen.prefill, record.chosen.decode
+    bare = msgspec.structs.replace(
+        record.outcome, stages=Stages(queue_s=0.01), moved_bytes=None, descriptors=None, moved=None,
+        missing={p: "no_plugin", d: "no_record"},
+    )  # fmt: skip
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(write_record(msgspec.structs.replace(record, outcome=bare)))
+    _, out, _ = call("explain", record.id, "--from", str(path))
+    flat = " ".join(out.split())
+    assert f"no plugin on {p}: bootstrap, prefill, transfer, bytes moved, descriptors not known" in flat
+    assert f"no record came in time from {d}: alloc, decode queue, decode not known" in flat
+
+
+def test_explain_of_a_rescued_request_compares_nothing(tmp_path, call, samples) -> None:
+    rescued = samples[3]
+    outcome = msgspec.structs.replace(rescued.outcome, stages=Stages(prefill_s=0.5))
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(write_record(msgspec.structs.replace(rescued, outcome=outcome)))
+    _, out, _ = call("explain", rescued.id, "--from", str(path))
+    measured = out[out.index("predicted p50 / p90") :].splitlines()
+    assert ["prefill", "500ms"] in [line.split() for line in measured]
+
+
+def test_explain_names_a_decode_worker_that_prefills(tmp_path, call, samples) -> None:
+    record = next(r for r in samples if r.chosen.mode == "colocated")
+    chosen = msgspec.structs.replace(record.chosen, on_decode=True)
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(write_record(msgspec.structs.replace(record, chosen=chosen)))
+    _, out, _ = call("explain", record.id, "--from", str(path))
+    assert f"colocated on decode worker {chosen.decode}" in " ".join(out.split())
 
 
 def test_explain_takes_the_beginning_of_an_id_as_tail_prints_it(call, log_file, samples) -> None:

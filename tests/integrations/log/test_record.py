@@ -15,18 +15,45 @@ from kvferry.policy.decision import Decision, Reason
 from kvferry.policy.plan import Colocated, Split
 from kvferry.policy.request import Request
 
-GOLDEN = Path(__file__).parent / "golden" / "decision_v1.json"
+FOLDER = Path(__file__).parent / "golden"
+GOLDEN = FOLDER / "decision_v1_telemetry.json"
+EARLIER = (FOLDER / "decision_v1.json",)
 
 
 def test_the_golden_record_stays_readable_and_byte_stable() -> None:
     line = GOLDEN.read_bytes().rstrip(b"\n")
     record = read_record(line)
-    assert record.chosen.mode in ("split", "colocated")
+    assert record.chosen.mode == "split"
     assert record.terms.ttft_s.p90 > record.terms.ttft_s.p50 > 0
     assert record.outcome is not None
     assert record.outcome.status == "ok"
-    # when a field is added, add a golden file that has it, and hold this one to being readable
+    assert record.outcome.moved is not None
+    # when a field is added, add a golden file that has it, and put this one among the earlier ones
     assert write_record(record) == line
+
+
+@pytest.mark.parametrize("path", EARLIER, ids=lambda path: path.stem)
+def test_an_earlier_golden_record_is_read_and_only_gains_fields(path: Path) -> None:
+    told = json.loads(path.read_bytes())
+    now = json.loads(write_record(read_record(path.read_bytes())))
+
+    def kept(old: object, new: object) -> object:
+        """`new`, cut down to what `old` has."""
+        if isinstance(old, dict) and isinstance(new, dict):
+            return {name: kept(old[name], new[name]) for name in old}
+        if isinstance(old, list) and isinstance(new, list):
+            return [kept(one, other) for one, other in zip(old, new, strict=True)]
+        return new
+
+    assert kept(told, now) == told
+    assert read_record(path.read_bytes()).outcome == msgspec.convert(told["outcome"], Outcome)
+
+
+def test_what_an_earlier_version_did_not_know_is_not_made_up() -> None:
+    outcome = read_record(EARLIER[0].read_bytes()).outcome
+    assert outcome is not None
+    assert (outcome.moved, outcome.retractions, outcome.found, outcome.missing) == (None, None, {}, {})
+    assert outcome.stages.decode_s is None
 
 
 def test_a_record_of_the_future_is_read_without_what_is_new() -> None:
