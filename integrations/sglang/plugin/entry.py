@@ -30,14 +30,19 @@ FEATURES = {
 }
 
 
+installed: "Core | None" = None  # what this process runs, for `check`
+
+
 def features(settings: WorkerSettings) -> list[Feature]:
     """All that the plugin can do, as this worker is set up; what cannot be imported here, with its reason."""
     found: list[Feature] = []
     for name, (module, class_name) in FEATURES.items():
         try:
             found.append(getattr(importlib.import_module(module), class_name)(settings))
-        except ImportError as error:
-            found.append(_absent(name, settings, f"cannot be imported: {error}"))
+        except Exception as error:
+            if not isinstance(error, ImportError):
+                log.exception("%s cannot be built, the rest goes on", name)
+            found.append(_absent(name, settings, f"cannot be built: {type(error).__name__}: {error}"))
     return found
 
 
@@ -118,7 +123,8 @@ def load() -> None:
     except ConfigError as error:
         settings, wrong = WorkerSettings.load({}), str(error)
     if SCHEDULER in sys.modules or (not wrong and _in_front(settings)):
-        install(settings, wrong)
+        global installed
+        installed = install(settings, wrong)
 
 
 def install(settings: WorkerSettings, wrong: str = "") -> Core:
@@ -142,6 +148,7 @@ def install(settings: WorkerSettings, wrong: str = "") -> Core:
 def _in_front(settings: WorkerSettings) -> bool:
     """Whether this is the HTTP server's process before it imported the rest, and something is to be hooked
     there. (The detokenizer's process, where nothing is, has a parent.)"""
-    wanted = [feature for feature in features(settings) if feature.enabled]
-    targets = [hook.target for feature in wanted for hook in feature.hooks()]
-    return multiprocessing.parent_process() is None and any(t.startswith(FRONT) for t in targets)
+    if multiprocessing.parent_process() is not None:
+        return False
+    targets = [hook.target for f in features(settings) if f.enabled for hook in f.hooks()]
+    return any(target.startswith(FRONT) for target in targets)
