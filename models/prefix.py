@@ -12,6 +12,7 @@ BLOCK_BYTES = 256
 MIN_CAPACITY = 64
 SHRINK = 0.9
 REGROW = 1.01
+BYTES_SEED, TOKENS_SEED = 1, 2
 
 
 def block_hashes(prompt: Sequence[int] | bytes) -> tuple[int, ...]:
@@ -20,9 +21,9 @@ def block_hashes(prompt: Sequence[int] | bytes) -> tuple[int, ...]:
     64 token ids or 256 bytes a block; ids and bytes never match each other.
     """
     if isinstance(prompt, bytes):
-        size, data, seed = BLOCK_BYTES, prompt, 1
+        size, data, seed = BLOCK_BYTES, prompt, BYTES_SEED
     else:
-        size, data, seed = BLOCK_TOKENS * 8, array("q", prompt).tobytes(), 2
+        size, data, seed = BLOCK_TOKENS * 8, array("q", prompt).tobytes(), TOKENS_SEED
     hashes = []
     for end in range(size, len(data) + 1, size):
         seed = xxh3_64_intdigest(data[end - size : end], seed=seed)
