@@ -73,6 +73,8 @@ class _Views:
             row["load_age_s"] = fleet.clock() - member.worker.load.time_s
             row["why_down"] = member.why_down if not member.worker.healthy else ""
             row["prefix_blocks"] = len(member.prefixes)
+            kind = "none" if not member.caches_prefixes else "events" if member.kv else "history"
+            row["prefix"] = {"kind": kind} | (member.kv.describe() if member.kv else {})
             rows.append(row)
         return _json({"workers": rows})
 

@@ -12,6 +12,7 @@ from kvferry.integrations.sglang.body import Body, Endpoint
 from kvferry.integrations.sglang.book import Book
 from kvferry.integrations.sglang.errors import ApiError, BadRequest, NoWorker, Upstream
 from kvferry.integrations.sglang.fleet import Fleet
+from kvferry.integrations.sglang.kvevents import comparable
 from kvferry.integrations.sglang.leg import Answer, Call, LegFailed
 from kvferry.integrations.sglang.legs import Legs
 from kvferry.integrations.sglang.metrics import Metrics
@@ -21,6 +22,7 @@ from kvferry.integrations.sglang.poller import Poller
 from kvferry.integrations.sglang.recent import Recent
 from kvferry.integrations.sglang.settings import Settings
 from kvferry.models.prefix import BLOCK_BYTES, BLOCK_TOKENS, block_hashes
+from kvferry.models.prefix_keys import PrefixKeys
 from kvferry.models.tokens import TokenRatio
 from kvferry.policy.base import Policy
 from kvferry.policy.decision import Decision, NoPlanError
@@ -232,13 +234,14 @@ class Ferry:
         )
 
     def _held(self, model: str, hashes: tuple[int, ...], body: Body, prompt_tokens: int) -> dict[str, int]:
-        if not hashes:
+        keys = PrefixKeys(body.prompts[0], hashes) if comparable(body) else None
+        if not hashes and keys is None:
             return {}
         per_block = float(BLOCK_TOKENS) if body.exact else BLOCK_BYTES * self.per_byte(model, body)
         held = {}
         for worker, member in self.fleet.members.items():
             if member.caches_prefixes and member.worker.model == model:
-                blocks = member.prefixes.held(hashes)
-                if blocks:
-                    held[worker] = min(prompt_tokens, int(blocks * per_block))
+                tokens = member.held(hashes, per_block, keys)
+                if tokens:
+                    held[worker] = min(prompt_tokens, tokens)
         return held

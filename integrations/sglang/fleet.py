@@ -1,7 +1,7 @@
 """The workers as the router knows them now, and the picture of them that a decision is given."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,8 +10,10 @@ import numpy as np
 from kvferry.integrations.sglang.book import Book, Totals
 from kvferry.integrations.sglang.breaker import Breakers, uses
 from kvferry.integrations.sglang.describe import load_of, snapshot_times
+from kvferry.integrations.sglang.kvevents import Holdings
 from kvferry.integrations.sglang.speedometer import Speedometer
 from kvferry.models.prefix import BLOCK_TOKENS, PrefixIndex
+from kvferry.models.prefix_keys import PrefixKeys
 from kvferry.policy.candidates import Candidates, Floats
 from kvferry.policy.cluster import Cluster, State
 from kvferry.policy.link import Link
@@ -35,12 +37,14 @@ class Held(Protocol):
 class Member:
     """One worker: what it said, how fast it is, what it holds, and whether it is alive.
 
+    `kv` is what it tells of its cache, where it does; `prefixes` what can be guessed from the requests sent.
     `watchers` are called once when the worker goes down: legs on it end instead of waiting.
     """
 
     worker: Worker
     meter: Speedometer
     prefixes: PrefixIndex
+    kv: Holdings | None = None
     watchers: set[Callable[[], object]] = field(default_factory=set)
     why_down: str = ""
 
@@ -61,6 +65,14 @@ class Member:
     @property
     def caches_prefixes(self) -> bool:
         return bool(self.worker.facts.get("caches_prefixes"))
+
+    def held(self, hashes: Sequence[int], tokens_per_block: float, prompt: PrefixKeys | None) -> int:
+        """Leading prompt tokens that need no prefill here: by KV events where they tell all and the prompt
+        can be compared (`prompt` is not None), by own history where they do not, by both in between."""
+        told = self.kv.held(prompt) if self.kv and prompt else 0
+        if self.kv and prompt and not self.kv.partial:
+            return told
+        return max(told, int(self.prefixes.held(hashes) * tokens_per_block))
 
 
 @dataclass(slots=True, eq=False)

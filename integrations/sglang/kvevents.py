@@ -8,6 +8,7 @@ from typing import Any
 
 import zmq.asyncio
 
+from kvferry.integrations.sglang.body import Body
 from kvferry.integrations.sglang.kvevents_feed import Feed
 from kvferry.integrations.sglang.kvevents_follower import Follower
 from kvferry.integrations.sglang.kvevents_source import sources_of
@@ -20,9 +21,15 @@ log = logging.getLogger("kvferry.kvevents")
 APART = (b'"lora_path"', b'"extra_key"', b'"cache_salt"')
 
 
-def apart(raw: bytes) -> bool:
-    """Whether a body may name a namespace of its own, whose blocks a plain prompt does not match."""
-    return any(name in raw for name in APART)
+def comparable(body: Body) -> bool:
+    """Whether a request's prompt can be compared with blocks: one prompt, given as ids, in the plain
+    namespace, and without logprobs of the prompt, which SGLang computes anew."""
+    return (
+        body.exact
+        and len(body.prompts) == 1
+        and not body.input_logprobs
+        and not any(name in body.raw for name in APART)
+    )
 
 
 @dataclass(slots=True, eq=False)

@@ -12,6 +12,7 @@ from kvferry.integrations.sglang.answer import Usage
 from kvferry.integrations.sglang.body import Body
 from kvferry.integrations.sglang.book import Entry
 from kvferry.integrations.sglang.fleet import path_key
+from kvferry.integrations.sglang.kvevents import comparable
 from kvferry.models.prefix import BLOCK_BYTES, BLOCK_TOKENS
 from kvferry.policy.decision import Decision
 from kvferry.policy.plan import Plan, Split
@@ -187,7 +188,8 @@ class Passage:
             member = ferry.fleet.members.get(worker)
             if member is None or not member.caches_prefixes:
                 continue
-            if usage.cached_tokens is not None and body.sequences == 1:
+            followed = member.kv is not None and not member.kv.partial and comparable(body)
+            if usage.cached_tokens is not None and body.sequences == 1 and not followed:
                 per_block = BLOCK_TOKENS if body.exact else BLOCK_BYTES * ferry.per_byte(request.model, body)
                 expected = round(request.held_tokens.get(worker, 0) / per_block)
                 member.prefixes.correct(expected, round(usage.cached_tokens / per_block))

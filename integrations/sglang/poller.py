@@ -12,6 +12,7 @@ import aiohttp
 
 from kvferry.integrations.sglang.describe import NotAWorkerError, worker_of
 from kvferry.integrations.sglang.fleet import Fleet, snapshot_age_s
+from kvferry.integrations.sglang.kvevents import KVEvents
 from kvferry.policy.worker import Role
 
 log = logging.getLogger("kvferry.poller")
@@ -46,6 +47,7 @@ class Poller:
     targets: Sequence[Target]
     interval_s: float = 0.25
     headers: Mapping[str, str] = field(default_factory=dict)
+    kv_events: KVEvents | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _wakes: dict[str, asyncio.Event] = field(default_factory=dict)
     _told: dict[str, str] = field(default_factory=dict)
@@ -106,7 +108,9 @@ class Poller:
                 )
             if not await self._healthy(target.url):
                 return False
-            self.fleet.admit(worker)
+            member = self.fleet.admit(worker)
+            if self.kv_events is not None and member.caches_prefixes:
+                member.kv = self.kv_events.follow(worker.id, info)
             self.fleet.read_loads(worker.id, loads)
         except WATCHED as error:
             self.fleet.drop(target.url, _why(error))

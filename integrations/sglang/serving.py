@@ -22,6 +22,7 @@ from kvferry.integrations.sglang.book import Book
 from kvferry.integrations.sglang.breaker import Breakers
 from kvferry.integrations.sglang.ferry import Ferry
 from kvferry.integrations.sglang.fleet import Fleet
+from kvferry.integrations.sglang.kvevents import KVEvents
 from kvferry.integrations.sglang.legs import Legs
 from kvferry.integrations.sglang.links import Links
 from kvferry.integrations.sglang.poller import Poller
@@ -74,12 +75,14 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
     key = settings.api_key.get_secret_value() if settings.api_key else None
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=WORKER_KEEPALIVE_S)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+        kv_events = KVEvents()
         poller = Poller(
             fleet,
             session,
             settings.targets,
             settings.poll_interval_s,
             headers={"Authorization": f"Bearer {key}"} if key else {},
+            kv_events=kv_events,
         )
         publisher = Publisher(store, fleet, sink.health, router=name)
         legs = Legs(session, fleet)
@@ -106,6 +109,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
             await runner.cleanup()
             await legs.close()
             await poller.stop()
+            await kv_events.close()
             await publisher.close()
             await view.close()
             await sink.close()
