@@ -42,6 +42,10 @@ class Keys:
         """Stream: what the plugins in the workers send (`integrations/sglang/plugin/wire.py`)."""
         return self._key("telemetry")
 
+    def told(self, instance: str) -> str:
+        """String with a TTL: the latest WorkerRecord of a plugin, for a router that starts later."""
+        return self._key(f"told:{instance}")
+
     def worker(self, worker_id: str) -> str:
         return self._key(f"worker:{worker_id}")
 

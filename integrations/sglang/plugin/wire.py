@@ -17,10 +17,12 @@ Role = Literal["prefill", "decode", "colocated", "local"]
 class Stages(msgspec.Struct, frozen=True, omit_defaults=True):
     """A partition of the time from `received` to the end, for this role: the parts add up to `wall_s`.
 
-    prefill: bootstrap (until the decode worker has told its pages), alloc, queue, prefill, transfer (until
-    the last byte is acknowledged). decode: bootstrap (handshake), alloc (KV room), transfer (until the KV
-    is here: the prefill worker's queue and forward pass are in it), queue, decode. colocated, local: queue,
-    prefill (to the first token), decode.
+    All: prepare (until it stood in its first queue: checks, grammar). prefill: bootstrap (until the decode
+    worker has told its pages), alloc, queue, prefill, transfer (until the last byte is acknowledged).
+    decode: bootstrap (handshake), alloc (KV room), transfer (until the KV is here: the prefill worker's
+    queue and forward pass are in it), queue, decode. colocated, local: queue, prefill (to the first token),
+    decode. requeue: waits after a retraction. None: not reached. The marks that bound each are in
+    `telemetry/stages.py`.
     """
 
     bootstrap_s: float | None = None
@@ -29,13 +31,17 @@ class Stages(msgspec.Struct, frozen=True, omit_defaults=True):
     prefill_s: float | None = None
     transfer_s: float | None = None
     decode_s: float | None = None
+    prepare_s: float | None = None
+    requeue_s: float | None = None
 
 
 class Transfer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The calls into the transport for one request, on the prefill worker.
 
     `wait_s`: chunks queued for a transfer thread; `build_s`: descriptor lists; `busy_s`: inside the
-    library until it was done. `span_s`: from the first chunk queued to the last done.
+    library until it was done. `span_s`: from the first chunk queued to the last done. `bytes` are KV alone,
+    `aux_bytes` what goes with the last chunk (first token, logprobs). Counted on the first of `ranks` ranks
+    (attention TP times PP), each of which moved a share of its own.
     """
 
     transport: str = ""
@@ -48,6 +54,7 @@ class Transfer(msgspec.Struct, frozen=True, omit_defaults=True):
     busy_s: float = 0.0
     span_s: float = 0.0
     aux_bytes: int = 0
+    ranks: int = 1
 
 
 class Queues(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -65,10 +72,11 @@ class Queues(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="request"):
-    """One request that ended on one worker. Joined on `room` (split) or `rid`.
+    """One request that ended on one worker. Joined on `room` (split) or `rid`. May come twice.
 
     `finish`: length, stop, abort or error. `wall_s`: `received_s` to the end, in the scheduler.
-    `first_token_s`: `received_s` to the first token known there.
+    `first_token_s`: `received_s` to the first token known there. `attempts`: prefills begun before the
+    decode worker was ready. `worker`: the plugin's `instance` in /server_info.
     """
 
     worker: str
@@ -104,7 +112,13 @@ class LocalLoad(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LoadRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="load"):
-    """One worker's counters, at a set interval. `sent`, `dropped`, `hook_us`: the telemetry's own cost."""
+    """One worker's counters, at a set interval.
+
+    `load`: the numbers of /v1/loads, those of a section as `section.name`, as they were at `taken_s`; an
+    idle scheduler takes none. Sums since the start, the telemetry's own: records `sent` and `dropped`,
+    `requests` ended, CPU in hooks on the scheduler's thread (`hook_us`), on transfer threads
+    (`transfer_us`) and in the sink (`sink_us`).
+    """
 
     worker: str
     time_s: float = 0.0
@@ -115,11 +129,18 @@ class LoadRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="load"):
     dropped: int = 0
     hook_us: float = 0.0
     requests: int = 0
+    transfer_us: float = 0.0
+    sink_us: float = 0.0
     schema: str = SCHEMA
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="worker"):
-    """Sent at the start, and again after the store was away: what a router would otherwise have to guess."""
+    """What a router would otherwise have to guess. Sent at the start, every 10 s, and first of all after the
+    store was away; also under the key `Keys.told(worker)`.
+
+    `layers`, `bytes_per_token`: of this rank's KV pool (a PP stage has a part of the layers; TP ranks
+    split the heads). `kv_heads`: of the model. `transports`: name -> bootstrap port, None on a decode worker.
+    """
 
     worker: str
     time_s: float = 0.0
@@ -140,6 +161,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="worker"
     max_total_tokens: int = 0
     transports: dict[str, int | None] = {}
     local_prefill: bool = False
+    host: str = ""
+    port: int = 0
     schema: str = SCHEMA
 
 
