@@ -77,3 +77,16 @@ def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> Non
     assert local.returncode == 1
     assert len(local.stderr.strip().splitlines()) == 1, local.stderr
     assert "sglang" in local.stderr.lower()
+
+
+def test_the_plugin_needs_no_more_than_its_extra(wheel: Path, tmp_path: Path) -> None:
+    """As docs/operate.md installs it in a worker's environment."""
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["worker"]
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=True)
+    for words in (["--no-deps", wheel], extra):
+        installed = run(home / "bin" / "pip", "install", "-q", *words)
+        assert installed.returncode == 0, installed.stderr
+    checked = run(home / "bin" / "python", "-m", "kvferry.integrations.sglang.plugin.check", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stderr
+    assert json.loads(checked.stdout)["wrong"].startswith("SGLang cannot be imported: ")
