@@ -20,6 +20,7 @@ TRANSPORT_ENV = "KVFERRY_LOCAL_TRANSPORT"
 NOTIFY_EVERY_S = 0.002
 
 _UTILS = "sglang.srt.disaggregation.utils"
+_MOONCAKE = "sglang.srt.disaggregation.mooncake.conn"
 _NIXL = "sglang.srt.disaggregation.nixl.conn"
 
 
@@ -31,7 +32,7 @@ def load() -> None:
     hooks: list[tuple[str, str, Callable[..., Any], Any]] = [
         (_UTILS, "get_kv_class", send_numpy_indices, registry.HookType.AFTER),
     ]
-    if os.environ.get(TRANSPORT_ENV) == "nixl":
+    if os.environ.get(TRANSPORT_ENV):  # with KVFERRY_DUAL_TRANSPORT, NIXL runs in Mooncake's workers too
         hooks += [
             (_NIXL, "_normalize_kv_mem_kinds", label_dram, registry.HookType.AROUND),
             (_NIXL, "NixlKVManager.__init__", tick_instead_of_spin, registry.HookType.AROUND),
@@ -55,14 +56,15 @@ def _exists(module: str, name: str) -> bool:
     return found is not None
 
 
-def send_numpy_indices(result: Any, *args: object, **kwargs: object) -> Any:
-    """Clear the sender's `supports_host_tensor_indices`.
+def send_numpy_indices(result: Any, *args: object, **kwargs: object) -> None:
+    """Clear the Mooncake sender's `supports_host_tensor_indices`.
 
     With it SGLang stages page indices in pinned memory behind a torch.cuda.Event; without it, in numpy.
+    Another plugin may have put something of its own in the place of that class, which `result` then is.
     """
-    if getattr(result, "supports_host_tensor_indices", False):
-        result.supports_host_tensor_indices = False
-    return result
+    if getattr(args[-1] if args else None, "value", "") == "sender":
+        sender = importlib.import_module(_MOONCAKE).MooncakeKVSender
+        sender.supports_host_tensor_indices = False
 
 
 def label_dram(original: Callable[..., list[str]], kinds: list[str] | None, expected_len: int) -> list[str]:

@@ -19,7 +19,8 @@ log = logging.getLogger("kvferry.plugin")
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
-FRONT = ("sglang.srt.entrypoints.", "sglang.srt.managers.tokenizer")  # run in the HTTP server's process
+# Run in the HTTP server's process, which also starts the bootstrap registries.
+FRONT = ("sglang.srt.entrypoints.", "sglang.srt.managers.tokenizer", "sglang.srt.disaggregation.utils.")
 INFO_KEY = "kvferry"
 
 _PLUGIN = "kvferry.integrations.sglang.plugin"

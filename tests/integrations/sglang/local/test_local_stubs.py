@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,13 +74,18 @@ def test_buffers_are_labelled_dram_and_the_original_still_checks_them() -> None:
         cpu_plugin.label_dram(original, ["VRAM"], 2)
 
 
-def test_a_sender_is_told_to_take_numpy_indices() -> None:
+def test_a_sender_is_told_to_take_numpy_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     class Sender:
         supports_host_tensor_indices = True
 
-    assert cpu_plugin.send_numpy_indices(Sender) is Sender
+    monkeypatch.setitem(sys.modules, cpu_plugin._MOONCAKE, SimpleNamespace(MooncakeKVSender=Sender))
+    cpu_plugin.send_numpy_indices(Sender, SimpleNamespace(value="mooncake"), SimpleNamespace(value="manager"))
+    assert Sender.supports_host_tensor_indices
+    in_its_place = object()
+    cpu_plugin.send_numpy_indices(
+        in_its_place, SimpleNamespace(value="mooncake"), SimpleNamespace(value="sender")
+    )
     assert Sender.supports_host_tensor_indices is False
-    assert cpu_plugin.send_numpy_indices(None) is None
 
 
 def test_a_hook_whose_target_is_missing_is_noticed() -> None:
