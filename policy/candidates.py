@@ -91,7 +91,7 @@ class Candidates:
                 shared = sorted(set(src.transports) & set(dst.transports))
                 for transport in shared:
                     plan = Split(src.id, dst.id, transport)
-                    refused = _refusal(plan, src, dst, down or {})
+                    refused = _refusal(plan, src, dst, down or {}) or _second(plan, src, dst, shared)
                     if refused:
                         impossible[plan.key] = refused
                         continue
@@ -192,6 +192,23 @@ def _refusal(plan: Split, src: Worker, dst: Worker, down: Mapping[str, str]) -> 
         return Reason.INCOMPATIBLE_LAYOUT, relation.reason
     if plan.key in down:
         return Reason.PATH_DOWN, down[plan.key]
+    return None
+
+
+def _second(plan: Split, src: Worker, dst: Worker, shared: Sequence[str]) -> tuple[Reason, str] | None:
+    """Why a pair's other transport cannot be used: two are only had where pages move as they are, and a
+    decode worker with two must be told by the prefill worker which one it serves."""
+    started_with = next(name for name in (*src.transports, *dst.transports) if name in shared)
+    if (
+        plan.transport != started_with
+        and relate(src.layout, dst.layout, src.shape).kind is not RelationKind.DIRECT
+    ):
+        return Reason.INCOMPATIBLE_LAYOUT, f"unequal layouts move over {started_with} alone"
+    if plan.transport in dst.transports[1:] and not src.bootstrap_ports:
+        return (
+            Reason.INCOMPATIBLE_LAYOUT,
+            f"{src.id} does not tell decode workers that it serves {plan.transport}",
+        )
     return None
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from kvferry.integrations.sglang.plugin_info import PluginInfo
 from kvferry.models.model_catalogue import UnknownModelError, find_model, find_shape
 from kvferry.models.speed_catalogue import UnknownSpeedError, find_speed
 from kvferry.policy.kvshape import KVShape, element_bytes
@@ -27,6 +28,8 @@ def worker_of(
 ) -> Worker:
     """Read GET /server_info and GET /v1/loads; `bootstrap_port` overrides what the worker tells.
 
+    A port that was given for another than the worker's own is one mapped through to it: nobody knows where
+    the port of its second transport would be, so that transport is left out.
     Raises NotAWorkerError, naming the field, when something that a decision needs is missing.
     """
     mode = str(info.get("disaggregation_mode", ""))
@@ -45,6 +48,8 @@ def worker_of(
     if info.get("enable_dp_attention"):
         attention_tp = max(1, tp // _int(info, "dp_size", 1))
     shape = _shape(info, model, loads, dtype)
+    plugin = PluginInfo.of(info)
+    transports, ports = _transports(role, str(transport), plugin, info, bootstrap_port)
     host = urlsplit(url).hostname or url
     ranks = loads.get("loads") or [{}]
     slots = _int(state, "effective_max_running_requests_per_dp", 0) or _int(info, "max_running_requests", 256)
@@ -71,8 +76,10 @@ def worker_of(
         bootstrap_port=(bootstrap_port or _int(info, "disaggregation_bootstrap_port", 8998))
         if role is Role.PREFILL
         else None,
-        transports=() if role is Role.COLOCATED else (str(transport),),
+        transports=transports,
+        bootstrap_ports=ports,
         host=_node(host),
+        local_prefill=role is Role.DECODE and plugin.on("local_prefill"),
         # /server_info tells one rank's room, /v1/loads that of each
         max_total_tokens=sum(_int(rank, "max_total_num_tokens", 0) for rank in ranks)
         or _int(info, "max_total_num_tokens", UNLIMITED) * len(ranks),
@@ -85,6 +92,8 @@ def worker_of(
             "rdma": "yes" if info.get("disaggregation_ib_device") else "",
             "caches_prefixes": _caches(role, info),
             "model_path": str(info.get("model_path") or ""),
+            "plugin": plugin.version,
+            "instances": ",".join(plugin.instances) if plugin.on("telemetry") else "",
         },
     )
 
@@ -113,6 +122,24 @@ def load_of(answer: Mapping[str, Any], time_s: float) -> Load:
 def snapshot_times(answer: Mapping[str, Any]) -> Sequence[float]:
     """When each DP rank took its snapshot, Unix seconds on the worker's clock."""
     return [float(rank.get("timestamp") or 0.0) for rank in answer.get("loads") or []]
+
+
+def _transports(
+    role: Role, started_with: str, plugin: PluginInfo, info: Mapping[str, Any], given_port: int | None
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The worker's transports, the one it was started with first, and where a prefill worker serves each."""
+    if role is Role.COLOCATED:
+        return (), {}
+    told = plugin.features.get("dual_transport", {}).get("transports")
+    if not plugin.on("dual_transport") or not isinstance(told, Mapping) or started_with not in told:
+        return (started_with,), {}
+    names = (started_with, *sorted(str(name) for name in told if name != started_with))
+    if role is Role.DECODE:
+        return names, {}
+    ports = {name: port for name in names if (port := _int(told, name, 0))}
+    if started_with not in ports or given_port not in (None, ports[started_with]):
+        return (started_with,), {}
+    return tuple(name for name in names if name in ports), ports
 
 
 def _prior(model: str, loads: Mapping[str, Any], tp: int, info: Mapping[str, Any]) -> Speed:
