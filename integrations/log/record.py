@@ -100,14 +100,15 @@ class Stages(msgspec.Struct, frozen=True):
     """Measured stages in seconds, in the order of the request's way: they add up to `e2e_s`. Null where
     nobody measured one, and where none such was.
 
-    ingress: from the router's door until a scheduler has the request (HTTP, tokenizer); egress: from the
-    scheduler's last token until the router has passed the answer on. Both only where router and worker share
-    a clock, that is a host.
+    ingress: from the router's door until the request stands in its first queue (HTTP, tokenizer, checks);
+    where router and worker share no clock, that is no host, only the part inside the scheduler. egress: from
+    the scheduler's last token until the router has passed the answer on; null where they share none.
     bootstrap: until the pair has shaken hands and the decode worker has told its pages, less `alloc_s`, the
-    part of it in which that worker had no KV room (and what the prefill worker waited for buffers).
+    part of it in which that worker had no KV room.
     queue: until the prefill starts. prefill: to the prompt's end. transfer: from there until the decode
     worker has the KV; what travelled before is hidden in the prefill. repack: changing the layout, where
-    that is no part of the transfer. decode_queue: until decoding starts. decode: to the last token.
+    that is no part of the transfer. decode_queue: until decoding starts, and again after every retraction.
+    decode: to the last token.
     Without the plugin in a worker these are what its answer tells: queue, prefill, and as transfer all that
     came after the prefill on the prefill worker.
     """
@@ -139,7 +140,7 @@ class Moved(msgspec.Struct, frozen=True):
     aux_bytes: int = 0
 
 
-Missing = Literal["no_plugin", "telemetry_off", "unheard", "no_record"]
+Missing = Literal["no_plugin", "telemetry_off", "unheard", "no_record", "unnamed"]
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -151,7 +152,9 @@ class Outcome(msgspec.Struct, frozen=True):
     `retractions`: how often decoding was interrupted for want of KV room. `found`: by role (prefill, decode,
     colocated, local), what waited and ran on that worker when the request came; zeros are left out.
     Of several sequences, stages and `found` are those of the one that ended last, the rest are sums.
-    `missing`: involved workers whose telemetry is not in here, and why.
+    `missing`: involved workers whose telemetry is not in here, and why (`unheard`: its plugin says that it
+    sends, and nothing came lately; `no_record`: nothing of this request came in time; `unnamed`: samples of
+    one prompt got ids that only the worker knows).
     """
 
     status: Status = "ok"

@@ -25,6 +25,7 @@ _WHY = {
     "telemetry_off": "telemetry is off on {}",
     "unheard": "nothing was heard from the plugin on {}",
     "no_record": "no record came in time from {}",
+    "unnamed": "several samples of one prompt have ids that only {} knows",
 }
 _PREFILL = {
     "bootstrap_s": "bootstrap",

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from kvferry.integrations.sglang.errors import ApiError
 from kvferry.integrations.sglang.ferry import Ferry
+from kvferry.integrations.sglang.telemetry_unknown import unknown
 from kvferry.policy.worker import Worker
 
 KEEPALIVE_S = 15.0
@@ -73,6 +74,13 @@ class _Views:
             row["load_age_s"] = fleet.clock() - member.worker.load.time_s
             row["why_down"] = member.why_down if not member.worker.healthy else ""
             row["prefix_blocks"] = len(member.prefixes)
+            silence = fleet.silence(member.worker.id)
+            row["plugin"] = {
+                "version": member.plugin.version,
+                "features": member.plugin.features,
+                "telemetry": silence or "heard",
+            }
+            row["unknown"] = unknown(member.worker, silence)
             kind = "none" if not member.caches_prefixes else "events" if member.kv else "history"
             row["prefix"] = {"kind": kind} | (member.kv.describe() if member.kv else {})
             rows.append(row)

@@ -7,11 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvferry.integrations.log.convert import joined
+from kvferry.integrations.log.record import DecisionRecord, Outcome
 from kvferry.integrations.redis.sink import Sink
 from kvferry.integrations.sglang.body import Body, Endpoint
 from kvferry.integrations.sglang.book import Book
 from kvferry.integrations.sglang.errors import ApiError, BadRequest, NoWorker, Upstream
 from kvferry.integrations.sglang.fleet import Fleet
+from kvferry.integrations.sglang.join import Join
+from kvferry.integrations.sglang.join_trip import Sent
 from kvferry.integrations.sglang.kvevents import comparable
 from kvferry.integrations.sglang.leg import Answer, Call, LegFailed
 from kvferry.integrations.sglang.legs import Legs
@@ -57,6 +61,17 @@ class Ferry:
     recent: Recent = field(default_factory=Recent)
     stopping: bool = False
     serving: "set[asyncio.Task[Any]]" = field(default_factory=set)
+    join: Join = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.join = Join(self.fleet, self.write, self.metrics.met)
+
+    def write(self, record: DecisionRecord, outcome: Outcome) -> None:
+        """What came of a request, once and for all: to the streams, the log file and those who watch."""
+        self.sink.outcome(record.id, outcome)
+        done = joined(record, outcome)
+        self.sink.joined(done)
+        self.recent.add(done)
 
     def passage(self, body: Body, started_s: float) -> Passage:
         """Everything the policy needs to know of this request. ApiError when it cannot be served."""
@@ -150,7 +165,7 @@ class Ferry:
         body = body.expanded()
         # SGLang aborts every request whose id begins with the one it is told: a new attempt differs there
         again = f"{passage.attempt}-" if passage.attempt else ""
-        rids = [again + rid for rid in body.rids(passage.request.id)]
+        rids = told = [again + rid for rid in body.rids(passage.request.id)]
         fields: dict[str, object] = {}
         if again or body.rid is None:
             fields["rid"] = rids if body.batched else rids[0]
@@ -160,11 +175,14 @@ class Ferry:
         if not isinstance(plan, Split):
             if source.role is Role.DECODE:
                 fields[LOCAL_MARK], fields["bootstrap_host"] = True, LOCAL_MARK
+            passage.sent(Sent(pre, dec, rids=tuple(told) if body.samples == 1 else ()))
             call = Call(dec, body.endpoint.value, body.with_fields(fields), rids, headers, body.stream)
             return await self.legs.colocated(call, deadline_s), call
         fields["bootstrap_host"] = source.bootstrap_host
         fields["bootstrap_port"] = source.bootstrap_port_of(plan.transport)
-        fields["bootstrap_room"] = self.rng.getrandbits(ROOM_BITS)
+        fields["bootstrap_room"] = room = self.rng.getrandbits(ROOM_BITS)
+        # the workers number the sequences of a batch from there
+        passage.sent(Sent(pre, dec, rooms=tuple(range(room, room + body.sequences))))
         sent = body.with_fields(fields)
         first, second = (
             Call(worker, body.endpoint.value, sent, rids, headers, body.stream) for worker in (pre, dec)

@@ -7,11 +7,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kvferry.integrations.log.record import Missing
 from kvferry.integrations.sglang.book import Book, Totals
 from kvferry.integrations.sglang.breaker import Breakers, uses
 from kvferry.integrations.sglang.describe import load_of, snapshot_times
 from kvferry.integrations.sglang.kvevents import Holdings
+from kvferry.integrations.sglang.plugin.wire import LocalLoad
+from kvferry.integrations.sglang.plugin_info import PluginInfo
 from kvferry.integrations.sglang.speedometer import Speedometer
+from kvferry.integrations.sglang.telemetry_stalls import StallMeter
 from kvferry.models.prefix import BLOCK_TOKENS, PrefixIndex
 from kvferry.models.prefix_keys import PrefixKeys
 from kvferry.policy.candidates import Candidates, Floats
@@ -20,6 +24,9 @@ from kvferry.policy.link import Link
 from kvferry.policy.worker import Role, Worker
 
 MAX_PREFIX_BLOCKS = 1 << 17
+# A plugin sends its load every second: one that was silent for this long does not reach our store.
+UNHEARD_AFTER_S = 10.0
+NO_PLUGIN = PluginInfo()
 
 
 class Held(Protocol):
@@ -38,7 +45,8 @@ class Member:
     """One worker: what it said, how fast it is, what it holds, and whether it is alive.
 
     `kv` is what it tells of its cache, where it does; `prefixes` what can be guessed from the requests sent.
-    `watchers` are called once when the worker goes down: legs on it end instead of waiting.
+    `watchers` are called once when the worker goes down: legs on it end instead of waiting. `plugin` is what
+    runs inside it, `heard_s` when that last told something (at first: when the worker was admitted).
     """
 
     worker: Worker
@@ -47,11 +55,14 @@ class Member:
     kv: Holdings | None = None
     watchers: set[Callable[[], object]] = field(default_factory=set)
     why_down: str = ""
+    plugin: PluginInfo = NO_PLUGIN
+    heard_s: float = 0.0
+    stalls: StallMeter = field(default_factory=StallMeter)
 
     @classmethod
-    def of(cls, worker: Worker) -> "Member":
+    def of(cls, worker: Worker, plugin: PluginInfo = NO_PLUGIN, now_s: float = 0.0) -> "Member":
         blocks = min(MAX_PREFIX_BLOCKS, worker.max_total_tokens // BLOCK_TOKENS)
-        return cls(worker, Speedometer(worker.speed), PrefixIndex(blocks))
+        return cls(worker, Speedometer(worker.speed), PrefixIndex(blocks), plugin=plugin, heard_s=now_s)
 
     def like(self, other: "Member") -> bool:
         """Whether both should be equally fast: one model, GPU and TP."""
@@ -77,7 +88,8 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class Fleet:
-    """Members by id, with the tables compiled from them; `others` is other routers' work in flight."""
+    """Members by id, with the tables compiled from them; `others` is other routers' work in flight.
+    `instances`: id of the worker in which each plugin's instance runs."""
 
     clock: Callable[[], float]
     link_of: Callable[[Worker, Worker, str], Link]
@@ -86,6 +98,7 @@ class Fleet:
     members: dict[str, Member] = field(default_factory=dict)
     others: Callable[[], Mapping[str, Held]] = dict
     met: set[str] = field(default_factory=set)
+    instances: dict[str, str] = field(default_factory=dict)
     _tables: dict[str, Candidates] = field(default_factory=dict)
     _states: dict[str, State] = field(default_factory=dict)
     _open: frozenset[str] = frozenset()
@@ -94,12 +107,14 @@ class Fleet:
         """Models that some known worker serves."""
         return sorted({member.worker.model for member in self.members.values()})
 
-    def admit(self, worker: Worker) -> Member:
+    def admit(self, worker: Worker, plugin: PluginInfo = NO_PLUGIN) -> Member:
         """A worker is there (again): its old state, if any, is forgotten."""
         if worker.id in self.members:
             self.breakers.forget(worker.id)
             self.met = {key for key in self.met if not uses(key, worker.id)}
-        member = Member.of(worker)
+            self.instances = {name: of for name, of in self.instances.items() if of != worker.id}
+        member = Member.of(worker, plugin, self.clock())
+        self.instances |= dict.fromkeys(plugin.instances, worker.id)
         self.members[worker.id] = member
         self._tables.clear()
         return member
@@ -114,6 +129,31 @@ class Fleet:
         for watcher in tuple(member.watchers):
             watcher()
         self._tables.clear()
+
+    def heard(self, instance: str) -> str | None:
+        """The worker whose plugin has just told something; None when it is none of ours."""
+        worker_id = self.instances.get(instance)
+        if worker_id is not None:
+            self.members[worker_id].heard_s = self.clock()
+        return worker_id
+
+    def silence(self, worker_id: str) -> Missing | None:
+        """Why no telemetry is to be expected from a worker; None when it is."""
+        member = self.members[worker_id]
+        if not member.plugin.version:
+            return "no_plugin"
+        if not member.plugin.on("telemetry"):
+            return "telemetry_off"
+        return "unheard" if self.clock() - member.heard_s > UNHEARD_AFTER_S else None
+
+    def stalled(self, worker_id: str, instance: str, told: LocalLoad) -> None:
+        """A plugin has told how long local prefills have held its decodes up."""
+        member = self.members[worker_id]
+        stall_s = member.stalls.read(instance, told, self.clock())
+        if stall_s != member.worker.load.stall_s_per_token:
+            load = dataclasses.replace(member.worker.load, stall_s_per_token=stall_s)
+            member.worker = dataclasses.replace(member.worker, load=load)
+            self._states.pop(member.worker.model, None)
 
     def read_loads(self, worker_id: str, answer: Mapping[str, Any]) -> None:
         """One poll of GET /v1/loads: counters become the load of others, and the worker's speed."""
@@ -135,6 +175,7 @@ class Fleet:
             foreign_decodes=max(0.0, decodes - own.decodes - other.decodes),
             foreign_context_tokens=max(0.0, context - own.context_tokens - other.context_tokens),
             prefill_share=member.meter.share if member.worker.can_colocate else 0.0,
+            stall_s_per_token=member.worker.load.stall_s_per_token,
         )
         member.worker = dataclasses.replace(member.worker, load=load, speed=speed)
         self._states.pop(member.worker.model, None)

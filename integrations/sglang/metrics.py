@@ -56,7 +56,23 @@ class Metrics:
         self.safe = Counter(
             "kvferry_safe_rule", "Decisions left to the safe rule.", ["reason"], registry=registry
         )
+        self.telemetry = Counter(
+            "kvferry_outcome_telemetry",
+            "Outcomes by whether the records of their workers had come: joined, or missed; late: a record "
+            "that came after its outcome was written.",
+            ["result"],
+            registry=registry,
+        )
+        self.undecodable = Counter(
+            "kvferry_telemetry_undecodable", "Telemetry entries that are no record.", registry=registry
+        )
+        for result in ("joined", "missed", "late"):
+            self.telemetry.labels(result)
         self.in_flight = Gauge("kvferry_in_flight", "Requests in flight.", registry=registry)
+
+    def met(self, result: str) -> None:
+        """One outcome, or one late record."""
+        self.telemetry.labels(result).inc()
 
     def refused(self, endpoint: str) -> None:
         """A request for which no plan was found: it has no decision, hence no record."""

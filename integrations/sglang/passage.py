@@ -12,11 +12,15 @@ from kvferry.integrations.sglang.answer import Usage
 from kvferry.integrations.sglang.body import Body
 from kvferry.integrations.sglang.book import Entry
 from kvferry.integrations.sglang.fleet import path_key
+from kvferry.integrations.sglang.join_clock import is_here
+from kvferry.integrations.sglang.join_stages import Door
+from kvferry.integrations.sglang.join_trip import Sent, Trip
 from kvferry.integrations.sglang.kvevents import comparable
 from kvferry.models.prefix import BLOCK_BYTES, BLOCK_TOKENS
 from kvferry.policy.decision import Decision
 from kvferry.policy.plan import Plan, Split
 from kvferry.policy.request import Request
+from kvferry.policy.worker import Role
 
 if TYPE_CHECKING:
     from kvferry.integrations.sglang.ferry import Ferry
@@ -24,7 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Passage:
-    """`decision` is the current one, `record` that of the first; `given_up` lists rescued plans."""
+    """`decision` is the current one, `record` that of the first; `given_up` lists rescued plans. `trip` is
+    what the current attempt sent to workers, once it has."""
 
     ferry: "Ferry"
     body: Body
@@ -43,6 +48,7 @@ class Passage:
     prefill_usage: Usage = field(default_factory=Usage)
     error: str | None = None
     ended: bool = False
+    trip: Trip | None = None
     _key: str = ""
 
     def decide(self, excluded: Iterable[str]) -> Decision:
@@ -64,12 +70,17 @@ class Passage:
                 decide_us=took_s * 1e6,
                 endpoint=self.body.endpoint.value,
                 stream=self.body.stream,
+                on_decode=ferry.fleet.members[ends(decision.plan)[1]].worker.role is Role.DECODE,
             )
             ferry.sink.decision(self.record)
             ferry.recent.add(self.record)
             if decision.safe_rule:
                 ferry.metrics.safe.labels(decision.reason.value).inc()
         return decision
+
+    def sent(self, sent: Sent) -> None:
+        """The current attempt goes out to its workers."""
+        self.trip = self.ferry.join.sent(sent)
 
     def prefilled(self) -> None:
         """The prompt is computed and its KV has arrived."""
@@ -89,6 +100,9 @@ class Passage:
         self.given_up.append(self.decision.plan.key)
         self.ferry.metrics.rescues.labels(self.decision.mode.value).inc()
         self._leave()
+        if self.trip is not None:
+            self.ferry.join.forget(self.trip)
+            self.trip = None
         self.prefilled_s = None
         self.attempt += 1
 
@@ -108,10 +122,11 @@ class Passage:
         self.ended = True
         outcome = self._outcome(status, error or self.error, decision.plan)
         ferry = self.ferry
-        ferry.sink.outcome(record.id, outcome)
-        done = joined(record, outcome)
-        ferry.sink.joined(done)
-        ferry.recent.add(done)
+        if status == "rejected" and self.trip is not None:  # no scheduler has ever seen it
+            ferry.join.forget(self.trip)
+            self.trip = None
+        if not ferry.join.ended(self.trip, record, outcome, self._door()):
+            ferry.recent.add(joined(record, outcome), final=False)
         mode = decision.mode.value
         ferry.metrics.requests.labels(self.body.endpoint.value, mode, record.reason, status).inc()
         if status == "ok":
@@ -129,6 +144,7 @@ class Passage:
             members = self.ferry.fleet.members
             link = self.ferry.fleet.link_of(members[pre].worker, members[dec].worker, plan.transport)
             path = path_key(link)
+            self.ferry.fleet.breakers.tried(plan.key)
         self.ferry.book.start(
             self._key,
             Entry(pre, dec, path, new, request.sequences, context, start_s=self.ferry.clock()),
@@ -170,6 +186,14 @@ class Passage:
             served_by=plan.key if rescued and status == "ok" else "",
             error=error,
         )
+
+    def _door(self) -> Door:
+        """Both times by the wall clock, the way between them by the monotonic one."""
+        members, sent = self.ferry.fleet.members, self.trip.sent if self.trip is not None else None
+        workers = sent.workers().values() if sent is not None else ()
+        here = frozenset(worker for worker in workers if is_here(members[worker].worker.host))
+        now_s = time.time()
+        return Door(now_s - (self.ferry.clock() - self.started_s), now_s, here)
 
     def _ttft_s(self) -> float | None:
         """Seen at the door when streamed. Otherwise nothing shows the first token itself: a split has the

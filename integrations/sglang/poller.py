@@ -13,6 +13,8 @@ import aiohttp
 from kvferry.integrations.sglang.describe import NotAWorkerError, worker_of
 from kvferry.integrations.sglang.fleet import Fleet, snapshot_age_s
 from kvferry.integrations.sglang.kvevents import KVEvents
+from kvferry.integrations.sglang.plugin_info import PluginInfo
+from kvferry.integrations.sglang.telemetry_unknown import introduction
 from kvferry.policy.worker import Role
 
 log = logging.getLogger("kvferry.poller")
@@ -108,7 +110,8 @@ class Poller:
                 )
             if not await self._healthy(target.url):
                 return False
-            member = self.fleet.admit(worker)
+            plugin = PluginInfo.of(info)
+            member = self.fleet.admit(worker, plugin)
             if self.kv_events is not None and member.caches_prefixes:
                 member.kv = self.kv_events.follow(worker.id, info)
             self.fleet.read_loads(worker.id, loads)
@@ -121,6 +124,8 @@ class Poller:
             self._odd(target.url, error)
             return False
         self._tell(worker.id, f"{worker.id}: {worker.role} worker of {worker.model} is up", logging.INFO)
+        about = introduction(worker, plugin, self.fleet.silence(worker.id))
+        self._tell(f"{worker.id} plugin", about, logging.INFO)
         told = info.get("disaggregation_bootstrap_port")
         if target.bootstrap_port is not None and told not in (None, target.bootstrap_port):
             log.warning(

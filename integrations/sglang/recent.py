@@ -17,11 +17,12 @@ class Recent:
     _records: OrderedDict[str, DecisionRecord] = field(default_factory=OrderedDict)
     _watchers: set[asyncio.Queue[DecisionRecord | None]] = field(default_factory=set)
 
-    def add(self, record: DecisionRecord) -> None:
+    def add(self, record: DecisionRecord, *, final: bool = True) -> None:
+        """`final`: its outcome, if it has one, will not change any more."""
         self._records[record.id] = record
         while len(self._records) > KEPT:
             self._records.popitem(last=False)
-        if record.outcome is None:
+        if record.outcome is None or not final:
             return
         for queue in self._watchers:
             if not queue.full():  # a slow watcher misses records; the log does not

@@ -16,6 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from kvferry.integrations.log.jsonl import JsonlWriter
 from kvferry.integrations.redis.connection import Store, open_store
 from kvferry.integrations.redis.sink import Sink
+from kvferry.integrations.redis.telemetry import TelemetryFollower
 from kvferry.integrations.redis.url import StoreError
 from kvferry.integrations.redis.view import View
 from kvferry.integrations.sglang.book import Book
@@ -29,6 +30,7 @@ from kvferry.integrations.sglang.poller import Poller
 from kvferry.integrations.sglang.publisher import Publisher
 from kvferry.integrations.sglang.router import make_app
 from kvferry.integrations.sglang.settings import Settings
+from kvferry.integrations.sglang.telemetry import Telemetry
 from kvferry.integrations.state import log_path, state_dir
 from kvferry.policy.base import make
 
@@ -42,6 +44,7 @@ http_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc
 WORKER_KEEPALIVE_S = 3.0
 CLOSE_S = 1.0
 EVERYWHERE = frozenset(("127.0.0.1", "localhost", "0.0.0.0", "::"))
+LAST_RECORDS_S = 0.5  # until the workers' last records have come
 OTHERS_FOR_S = 15.0  # leases expire in that time: what was last heard of other routers says no more
 
 
@@ -89,6 +92,8 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
         rng = random.Random(int.from_bytes(os.urandom(16)))
         ferry = Ferry(settings, name, policy, fleet, book, legs, poller, sink, time.monotonic, rng)
         ferry.metrics.watch(fleet, sink)
+        telemetry = Telemetry(fleet, ferry.join, ferry.metrics.undecodable.inc)
+        follower = TelemetryFollower(store, sink.health, telemetry.take)
         runner = web.AppRunner(
             make_app(ferry),
             handler_cancellation=True,
@@ -97,7 +102,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
             shutdown_timeout=CLOSE_S,
         )
         await runner.setup()
-        for part in (sink, view, publisher, poller):
+        for part in (sink, view, publisher, poller, follower):
             part.start()
         try:
             await web.SockSite(runner, listener).start()
@@ -108,6 +113,8 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
             await ferry.stop(settings.shutdown_grace_period_secs)
             await runner.cleanup()
             await legs.close()
+            await ferry.join.drain(LAST_RECORDS_S)
+            await follower.close()
             await poller.stop()
             await kv_events.close()
             await publisher.close()

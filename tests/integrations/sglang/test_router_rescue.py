@@ -150,7 +150,7 @@ async def test_a_rescue_on_the_same_decode_worker_uses_ids_that_no_abort_can_hit
         if rid is None:
             await eventually(lambda: workers.dec[0].aborts, "the first attempt is aborted")
         else:  # an abort by a client's own id might hit strangers: closing the connection must do
-            assert workers.dec[0].aborts == []
+            assert not {*first, *second} & {*workers.dec[0].aborts}  # those of the request before may be late
         assert not any(new.startswith(old) for old in first for new in second)
         router.ferry.fleet.breakers._trips.clear()
 
