@@ -116,3 +116,61 @@ def test_a_snapshots_age_is_that_of_the_oldest_rank_on_the_workers_clock() -> No
     assert snapshot_age_s({"loads": ranks, "answered_s": 900.0}) == 0.0
     assert snapshot_age_s({"loads": ranks}) == 0.0
     assert snapshot_age_s({}) == 0.0
+
+
+def plugin(dual: Any = None, **features: Any) -> list[Any]:
+    told = {"version": "0.1.0", "instance": "a1", "features": {"dual_transport": dual or {}, **features}}
+    return [{"kvferry": told}]
+
+
+DUAL = {"on": True, "transports": {"nixl": 21428, "mooncake": 21427}}
+
+
+def test_a_worker_with_the_plugin_has_two_transports_the_one_it_was_started_with_first(fake: Any) -> None:
+    source = described(fake, "prefill", internal_states=plugin(DUAL))
+    assert source.transports == ("mooncake", "nixl")
+    assert [source.bootstrap_port_of(name) for name in source.transports] == [21427, 21428]
+    assert source.facts["plugin"] == "0.1.0"
+    there = {"on": True, "transports": {"nixl": None, "mooncake": None}}
+    sink = described(fake, "decode", internal_states=plugin(there))
+    assert (sink.transports, dict(sink.bootstrap_ports)) == (("mooncake", "nixl"), {})
+    assert described(fake, "colocated", internal_states=plugin(DUAL)).transports == ()
+
+
+@pytest.mark.parametrize(
+    "dual",
+    [
+        {},
+        {"on": False, "why": "switched off", **{"transports": DUAL["transports"]}},
+        {"on": True},
+        {"on": True, "transports": None},
+        {"on": True, "transports": {"nixl": 5}},
+        {"on": True, "transports": {"mooncake": None, "nixl": 5}},
+        {"on": True, "transports": {"mooncake": 21427, "nixl": None}},
+        {"on": True, "transports": {"mooncake": 21427, "nixl": "x"}},
+    ],
+)
+def test_what_is_not_wholly_told_is_not_used(fake: Any, dual: Any) -> None:
+    source = described(fake, "prefill", internal_states=plugin(dual))
+    assert source.transports == ("mooncake",)
+    assert source.bootstrap_port_of("mooncake") == 21427
+
+
+def test_a_given_port_that_is_another_leaves_the_transport_whose_port_it_stands_for(fake: Any) -> None:
+    same = described(fake, "prefill", port=21427, internal_states=plugin(DUAL))
+    assert same.transports == ("mooncake", "nixl")
+    mapped = described(fake, "prefill", port=9000, internal_states=plugin(DUAL))
+    assert mapped.transports == ("mooncake",)
+    assert mapped.bootstrap_port_of("mooncake") == 9000
+
+
+def test_a_decode_worker_that_can_prefill_and_tells_what_it_measures(fake: Any) -> None:
+    on = {"local_prefill": {"on": True}, "telemetry": {"on": True}}
+    worker = described(fake, "decode", internal_states=plugin(**on) + plugin(**on))
+    assert worker.local_prefill
+    assert worker.can_colocate
+    assert worker.facts["instances"] == "a1,a1"
+    assert not described(fake, "prefill", internal_states=plugin(**on)).local_prefill
+    off = described(fake, "decode", internal_states=plugin(local_prefill={"on": False}))
+    assert not off.local_prefill
+    assert off.facts["instances"] == ""

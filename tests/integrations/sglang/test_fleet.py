@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.integrations.sglang.book import Book, Entry, Totals
-from kvferry.integrations.sglang.breaker import Breakers, uses
+from kvferry.integrations.sglang.breaker import TRIAL_S, Breakers, uses
 from kvferry.integrations.sglang.describe import worker_of
 from kvferry.integrations.sglang.fleet import Fleet
 from kvferry.integrations.sglang.links import Links
@@ -147,6 +147,32 @@ def test_many_failures_at_once_are_one() -> None:
     for _ in range(16):
         breakers.failed("k", "why")
     clock.now_s += 2.5
+    assert not breakers.open()
+
+
+def test_one_request_at_a_time_tries_a_path_that_has_failed() -> None:
+    clock = Clock()
+    breakers = Breakers(clock)
+    breakers.tried("k")
+    assert not breakers.open(), "a path that never failed is for all"
+    breakers.failed("k", "why")
+    breakers.tried("k")
+    clock.now_s += 2.5
+    assert not breakers.open()
+    breakers.tried("k")
+    assert breakers.open() == {"k": "why (one request is trying it)"}
+    clock.now_s += 1.0
+    breakers.failed("k", "still")
+    assert breakers.open() == {"k": "still"}
+    clock.now_s += 3.5
+    assert breakers.open(), "a failed trial doubles the pause"
+    clock.now_s += 1.0
+    breakers.tried("k")
+    assert breakers.open()
+    clock.now_s += TRIAL_S + 1.0
+    assert not breakers.open(), "a trial without a result is followed by another"
+    breakers.tried("k")
+    assert breakers.succeeded("k")
     assert not breakers.open()
 
 
