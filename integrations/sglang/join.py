@@ -10,7 +10,7 @@ from kvferry.integrations.log.record import DecisionRecord, Missing, Outcome
 from kvferry.integrations.sglang.fleet import Fleet
 from kvferry.integrations.sglang.join_outcome import told
 from kvferry.integrations.sglang.join_stages import Door
-from kvferry.integrations.sglang.join_trip import Key, Sent, Trip
+from kvferry.integrations.sglang.join_trip import Key, Sent, Trip, part_of
 from kvferry.integrations.sglang.plugin.wire import RequestRecord
 
 log = logging.getLogger("kvferry.telemetry")
@@ -50,7 +50,7 @@ class Join:
     most_held: int = MOST_HELD
     _trips: dict[Key, Trip] = field(default_factory=dict)
     _held: OrderedDict[Trip, _Held] = field(default_factory=OrderedDict)
-    _past: OrderedDict[Key, None] = field(default_factory=OrderedDict)
+    _past: OrderedDict[tuple[Key, str], None] = field(default_factory=OrderedDict)
 
     @property
     def held(self) -> int:
@@ -72,7 +72,7 @@ class Join:
             other = self._trips.get(key)
             if other is not None and other in self._held:  # a client used its id again
                 self._release(self._held[other])
-            self._trips[key] = trip
+            self._trips.setdefault(key, trip)  # the worker refuses an id that is in flight
         return trip
 
     def forget(self, trip: Trip) -> None:
@@ -104,7 +104,7 @@ class Join:
             return
         trip = self._trips.get(key)
         if trip is None or not (split or self._plausible(trip, record)):
-            if key in self._past:
+            if (key, part_of(record)) in self._past:
                 self.count("late")
             return
         if trip.take(key, record) and trip.complete and trip in self._held:
@@ -146,8 +146,7 @@ class Join:
         self.write(record, outcome)
 
     def _remember(self, trip: Trip) -> None:
-        for key in trip.sent.keys:
-            if sum(of == key for of, _ in trip.records) < len(trip.parts):
-                self._past[key] = None
+        wanted = ((key, part) for key in trip.sent.keys for part in trip.parts)
+        self._past |= dict.fromkeys(place for place in wanted if place not in trip.records)
         while len(self._past) > PAST:
             self._past.popitem(last=False)
