@@ -81,8 +81,10 @@ class Follower:
             self.feed.restart()
             step = self._step(seq, batch)
         if step is Step.GAP:
-            await self._catch_up()
+            answered = await self._catch_up()
             step = self._step(seq, batch)
+            # what is lost now may be had later, with all that came before it
+            self._unanswered |= step is Step.GAP and not answered
         await self._take(step, seq, batch)
 
     async def _take(self, step: Step, seq: int, batch: Batch | None) -> None:
@@ -95,20 +97,23 @@ class Follower:
             for _ in self.feed.apply(seq, batch, self.clock()):
                 await asyncio.sleep(0)
 
-    async def _catch_up(self) -> None:
+    async def _catch_up(self) -> bool:
         """Ask for all since the last batch taken, that one too: it shows whether the publisher is still
-        the same. From the beginning where that has never been answered, or the publisher is a new one."""
+        the same. From the beginning where that has not been answered yet, or the publisher is a new one.
+        Returns whether there was an answer."""
         self._asked_s = time.monotonic()
         if not self.source.replay:
-            return
+            return False
         self.catching_up = True
         try:
             begin = 0 if self._unanswered else max(0, self.feed.next_seq - 1)
             if not await self._replay(begin):
                 self.feed.restart()
                 await self._replay(0)
+            return True
         except TimeoutError:
             log.debug("%s: no answer from %s", self.whose, self.source.replay)
+            return False
         finally:
             self.catching_up = False
 
