@@ -35,10 +35,12 @@ class PluginInfo:
         return self.features.get(feature, {}).get("on") is True
 
     def why_off(self, feature: str) -> str:
-        """Why it does not."""
+        """Why it does not; "" when it does."""
         if not self.version:
             return "no plugin in this worker"
-        return str(self.features.get(feature, {}).get("why") or "this plugin does not know it")
+        if feature not in self.features:
+            return "this plugin does not know it"
+        return "" if self.on(feature) else str(self.features[feature].get("why") or "it does not say why")
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ def test_a_worker_with_the_plugin() -> None:
     assert info.on("telemetry")
     assert not info.on("local_prefill")
     assert info.why_off("local_prefill") == "switched off"
+    assert info.why_off("telemetry") == ""
     assert info.features["telemetry"]["sent"] == 3
 
 
@@ -49,4 +50,5 @@ def test_odd_features_count_as_off() -> None:
     info = PluginInfo.of({"internal_states": [{"kvferry": {"version": "1", "features": {"a": 1, "b": []}}}]})
     assert not info.on("a")
     assert not info.on("b")
+    assert info.why_off("a") == "it does not say why"
     assert PluginInfo.of({"internal_states": [{"kvferry": {"version": "1", "features": 4}}]}).features == {}
