@@ -12,9 +12,10 @@ from kvferry.integrations.sglang.book import Book, Totals
 from kvferry.integrations.sglang.breaker import Breakers, uses
 from kvferry.integrations.sglang.describe import load_of, snapshot_times
 from kvferry.integrations.sglang.kvevents import Holdings
-from kvferry.integrations.sglang.plugin.wire import LocalLoad
+from kvferry.integrations.sglang.plugin.wire import LocalLoad, WorkerRecord
 from kvferry.integrations.sglang.plugin_info import PluginInfo
 from kvferry.integrations.sglang.speedometer import Speedometer
+from kvferry.integrations.sglang.telemetry_shape import shape_told
 from kvferry.integrations.sglang.telemetry_stalls import StallMeter
 from kvferry.models.prefix import BLOCK_TOKENS, PrefixIndex
 from kvferry.models.prefix_keys import PrefixKeys
@@ -154,6 +155,14 @@ class Fleet:
             load = dataclasses.replace(member.worker.load, stall_s_per_token=stall_s)
             member.worker = dataclasses.replace(member.worker, load=load)
             self._states.pop(member.worker.model, None)
+
+    def described(self, worker_id: str, told: WorkerRecord) -> None:
+        """A plugin has told how its worker keeps KV: that ends a guess at it."""
+        member = self.members[worker_id]
+        shape = shape_told(member.worker, told)
+        if shape is not None:
+            member.worker = dataclasses.replace(member.worker, shape=shape)
+            self._tables.clear()
 
     def read_loads(self, worker_id: str, answer: Mapping[str, Any]) -> None:
         """One poll of GET /v1/loads: counters become the load of others, and the worker's speed."""

@@ -42,4 +42,4 @@ class Telemetry:
                 if record.local is not None:
                     self.fleet.stalled(worker, record.worker, record.local)
             case WorkerRecord():
-                pass
+                self.fleet.described(worker, record)
