@@ -1,5 +1,6 @@
 """`kvferry local`: real SGLang workers on this machine's CPU."""
 
+import asyncio
 import json
 import shlex
 import signal
@@ -15,6 +16,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from kvferry.integrations.cli.errors import CommandError, UsageError
+from kvferry.integrations.redis.embedded import EmbeddedValkey
+from kvferry.integrations.redis.url import StoreError
 from kvferry.integrations.sglang.local.cluster import LocalCluster
 from kvferry.integrations.sglang.local.spec import WorkerOptions, WorkerSpec, specs
 from kvferry.integrations.sglang.local.worker import LocalWorker, LocalWorkerError
@@ -52,6 +55,18 @@ def up(
     log_dir: Annotated[
         Path | None, typer.Option(help="Keep the workers' logs here (default: removed at the end).")
     ] = None,
+    plugin: Annotated[
+        bool,
+        typer.Option(
+            "--plugin",
+            help="Switch on all that kvferry's plugin does in workers: telemetry, both transports per "
+            "request (on Mooncake's workers), prefill on decode workers.",
+        ),
+    ] = False,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where --plugin sends telemetry (default: a store of its own)."),
+    ] = None,
     worker_args: Annotated[str, typer.Option(help="More SGLang flags for every worker, in one string.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when ready.")] = False,
 ) -> None:
@@ -60,27 +75,55 @@ def up(
         raise UsageError("a split needs both --prefill and --decode to be at least 1, or both 0")
     if colocated + prefill == 0:
         raise UsageError("nothing to start: give --colocated, or --prefill and --decode")
+    if redis is not None and not plugin:
+        raise UsageError("--redis is where --plugin sends telemetry: give both")
     chosen = list(specs(colocated, prefill, decode, transport))
-    options = WorkerOptions(
-        page_size=page_size,
-        max_total_tokens=max_total_tokens,
-        max_running_requests=max_running_requests,
-        context_length=context_length,
-        bootstrap_timeout_s=half_pair_timeout,
-        waiting_timeout_s=half_pair_timeout,
-        extra_args=tuple(shlex.split(worker_args)),
-    )
     for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background job is born deaf to SIGINT
         signal.signal(number, _leave)
-    with running(chosen, options, log_dir=log_dir, timeout_s=timeout) as cluster:
-        if as_json:
-            print(json.dumps({"workers": [describe(w) for w in cluster.workers]}), flush=True)
-        else:
-            _show(cluster)
-        try:
-            _watch(cluster)
-        except KeyboardInterrupt:
-            Console(stderr=True).print("Stopping the workers.")
+    with _store(redis, wanted=plugin) as store_url:
+        options = WorkerOptions(
+            page_size=page_size,
+            max_total_tokens=max_total_tokens,
+            max_running_requests=max_running_requests,
+            context_length=context_length,
+            bootstrap_timeout_s=half_pair_timeout,
+            waiting_timeout_s=half_pair_timeout,
+            extra_args=tuple(shlex.split(worker_args)),
+            env=plugin_env(store_url) if store_url else (),
+        )
+        with running(chosen, options, log_dir=log_dir, timeout_s=timeout) as cluster:
+            if as_json:
+                told = {"workers": [describe(w) for w in cluster.workers]}
+                print(json.dumps(told | ({"redis": store_url} if store_url else {})), flush=True)
+            else:
+                _show(cluster, store_url)
+            try:
+                _watch(cluster)
+            except KeyboardInterrupt:
+                Console(stderr=True).print("Stopping the workers.")
+
+
+def plugin_env(redis_url: str) -> tuple[tuple[str, str], ...]:
+    """The environment that switches on everything in a worker."""
+    switches = ("KVFERRY_TELEMETRY", "KVFERRY_DUAL_TRANSPORT", "KVFERRY_LOCAL_PREFILL")
+    return (("KVFERRY_REDIS", redis_url), *((name, "1") for name in switches))
+
+
+@contextmanager
+def _store(given: str | None, *, wanted: bool) -> Iterator[str]:
+    """The URL of the store for telemetry, "" where none is wanted; one of our own ends with the block."""
+    if given or not wanted:
+        yield given or ""
+        return
+    server = EmbeddedValkey()
+    try:
+        asyncio.run(server.start())
+    except StoreError as error:
+        raise CommandError(str(error)) from error
+    try:
+        yield server.url
+    finally:
+        server.stop()
 
 
 @contextmanager
@@ -136,16 +179,16 @@ def describe(worker: LocalWorker) -> dict[str, str | int | None]:
     }
 
 
-def serve_command(workers: Sequence[LocalWorker]) -> str:
-    """Return the `kvferry serve` command line that routes to `workers`."""
-    words = ["kvferry serve"]
+def serve_command(workers: Sequence[LocalWorker], redis_url: str = "") -> str:
+    """Return the `kvferry serve` command line that routes to `workers` and reads what they told a store."""
+    words = ["kvferry serve", *([f"--redis {redis_url}"] if redis_url else [])]
     words += [f"--worker-urls {worker.url}" for worker in workers if worker.role == "colocated"]
     words += [f"--prefill {w.url} {w.bootstrap_port}" for w in workers if w.role == "prefill"]
     words += [f"--decode {w.url}" for w in workers if w.role == "decode"]
     return " \\\n  ".join(words)
 
 
-def _show(cluster: LocalCluster) -> None:
+def _show(cluster: LocalCluster, redis_url: str) -> None:
     table = Table("worker", Column("url", no_wrap=True, min_width=22), "bootstrap", "pid", "ready")
     for worker in cluster.workers:
         table.add_row(
@@ -158,7 +201,7 @@ def _show(cluster: LocalCluster) -> None:
     console = Console()
     console.print(table)
     console.print("Route requests to them:\n")
-    console.print(serve_command(cluster.workers), markup=False, highlight=False, soft_wrap=True)
+    console.print(serve_command(cluster.workers, redis_url), markup=False, highlight=False, soft_wrap=True)
     console.print(f"\nLogs: {cluster.log_dir}. Ctrl-C stops the workers.", highlight=False, soft_wrap=True)
 
 

@@ -7,15 +7,17 @@ FIRST, LAST = 20000, 32000
 
 
 def free_ports(count: int, host: str = "127.0.0.1", taken: frozenset[int] = frozenset()) -> list[int]:
-    """Return `count` different ports in [FIRST, LAST], none in `taken`, each free on `host` a moment ago.
+    """Return `count` different even ports in [FIRST, LAST], none in `taken`, each free on `host` just now.
 
+    So was the odd one above each, where a prefill worker with two transports serves the second one.
     Random, so that two clusters started at once rarely meet. Raises OSError when there are too few.
     """
     found: list[int] = []
-    for port in random.sample(range(FIRST, LAST + 1), LAST + 1 - FIRST):
+    even = range(FIRST + FIRST % 2, LAST + 1, 2)
+    for port in random.sample(even, len(even)):
         if len(found) == count:
             break
-        if port not in taken and _is_free(port, host):
+        if port not in taken and _is_free(port, host) and _is_free(port + 1, host):
             found.append(port)
     if len(found) < count:
         raise OSError(f"only {len(found)} of {count} ports are free on {host} between {FIRST} and {LAST}")
