@@ -14,8 +14,8 @@ from kvferry.integrations.sglang.describe import NotAWorkerError, worker_of
 from kvferry.integrations.sglang.fleet import Fleet, snapshot_age_s
 from kvferry.integrations.sglang.kvevents import KVEvents
 from kvferry.integrations.sglang.plugin_info import PluginInfo
-from kvferry.integrations.sglang.telemetry_unknown import introduction
-from kvferry.policy.worker import Role
+from kvferry.integrations.sglang.telemetry_unknown import introduction, not_known
+from kvferry.policy.worker import Role, Worker
 
 log = logging.getLogger("kvferry.poller")
 
@@ -86,6 +86,7 @@ class Poller:
             try:
                 answer = await self._loads(target.url)
                 self.fleet.read_loads(target.url, answer)
+                self._listen(member.worker)
                 failed = 0
                 if snapshot_age_s(answer) > SILENT_AFTER_S and not await self._healthy(target.url):
                     self._drop(target.url, f"scheduler silent for {SILENT_AFTER_S:g} s and not healthy")
@@ -136,6 +137,15 @@ class Poller:
                 told,
             )
         return True
+
+    def _listen(self, worker: Worker) -> None:
+        """Say when a plugin is not heard any more that should be, and when it is again."""
+        key, silence = f"{worker.id} telemetry", self.fleet.silence(worker.id)
+        if silence == "unheard":
+            about = not_known(worker, silence)
+            self._tell(key, f"{worker.id}: nothing is heard from its plugin{about}", logging.WARNING)
+        elif self._told.pop(key, None):
+            log.info("%s: its plugin is heard again", worker.id)
 
     def _drop(self, worker_id: str, why: str) -> None:
         member = self.fleet.members.get(worker_id)

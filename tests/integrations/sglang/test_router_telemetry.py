@@ -245,6 +245,23 @@ async def test_a_plugin_that_writes_to_another_store_is_not_waited_for(
     assert set(router.record(answer.headers).outcome.missing.values()) == {"unheard"}
 
 
+async def test_a_plugin_that_falls_silent_is_told_of_once(
+    fake: Any, worker: Any, route: Any, tell: Any, eventually: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    caplog.set_level(logging.INFO)
+    one = await worker("decode", internal_states=states(fake, "decode", "id"))
+    await route(one)
+    silent = f"{one.url}: nothing is heard from its plugin; not known: wait for KV room"
+    monkeypatch.setattr(fleet_module, "UNHEARD_AFTER_S", 0.0)
+    await eventually(lambda: silent in caplog.text)
+    polls = one.polls
+    await eventually(lambda: one.polls > polls + 2)
+    assert caplog.text.count(silent) == 1
+    monkeypatch.setattr(fleet_module, "UNHEARD_AFTER_S", 60.0)
+    await tell(LoadRecord("id"))
+    await eventually(lambda: f"{one.url}: its plugin is heard again" in caplog.text)
+
+
 async def test_the_end_of_the_router_writes_what_it_holds_back(
     fake: Any, pair_of: Any, store_url: str, tmp_path: Path, monkeypatch: Any, eventually: Any
 ) -> None:
