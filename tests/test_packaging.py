@@ -87,6 +87,10 @@ def test_the_plugin_needs_no_more_than_its_extra(wheel: Path, tmp_path: Path) ->
     for words in (["--no-deps", wheel], extra):
         installed = run(home / "bin" / "pip", "install", "-q", *words)
         assert installed.returncode == 0, installed.stderr
-    checked = run(home / "bin" / "python", "-m", "kvferry.integrations.sglang.plugin.check", cwd=tmp_path)
-    assert checked.returncode == 0, checked.stderr
+    checked = run(home / "bin" / "kvferry", "worker", "check", cwd=tmp_path)
+    assert checked.returncode == 1, checked.stderr
     assert json.loads(checked.stdout)["wrong"].startswith("SGLang cannot be imported: ")
+    served = run(home / "bin" / "kvferry", "serve", cwd=tmp_path)
+    assert served.returncode == 1
+    assert len(served.stderr.splitlines()) == 1, served.stderr
+    assert "is not installed: pip install kvferry" in served.stderr

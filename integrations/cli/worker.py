@@ -13,6 +13,7 @@ from rich.table import Table
 
 from kvferry.integrations.cli.errors import CommandError
 from kvferry.integrations.sglang.local.command import STUBS
+from kvferry.integrations.sglang.plugin.check import failing
 
 CHECK = "kvferry.integrations.sglang.plugin.check"
 TIMEOUT_S = 300.0
@@ -49,9 +50,8 @@ def check(
         _show(told)
     if told["wrong"]:
         raise CommandError(f"nothing of the plugin works here: {told['wrong']}")
-    failing = [name for name, one in told["features"].items() if one["enabled"] and not one["works"]]
-    if failing:
-        raise CommandError(f"switched on, but would not work: {', '.join(failing)}")
+    if names := failing(told):
+        raise CommandError(f"switched on, but would not work: {', '.join(names)}")
 
 
 def _report(stubs: bool) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _report(stubs: bool) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         raise CommandError(f"importing SGLang took more than {TIMEOUT_S:.0f} s") from None
     lines = ended.stdout.splitlines()
-    if ended.returncode or not lines:
+    if not lines:
         last = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise CommandError(f"{' '.join(words[1:])} ended with {ended.returncode}: {last}")
     told: dict[str, Any] = json.loads(lines[-1])

@@ -50,11 +50,18 @@ def _told(feature: Feature, guard: Guard) -> dict[str, Any]:
     return {"enabled": feature.enabled, "works": not why, "why": why}
 
 
-def main() -> None:
+def failing(told: dict[str, Any]) -> list[str]:
+    """The features of a report that are switched on and would not work."""
+    return [name for name, one in told["features"].items() if one["enabled"] and not one["works"]]
+
+
+def main() -> int:
+    """Print the report; 0 when all that is switched on would work."""
     with contextlib.redirect_stdout(sys.stderr):  # SGLang's imports may print
         told = report()
     print(json.dumps(told))
+    return 1 if told["wrong"] or failing(told) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

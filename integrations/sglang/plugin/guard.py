@@ -47,6 +47,8 @@ class Guard:
             self.off = self.feature.missing() or self._refused() or ""
             if not self.off:
                 self._hand_over(hooks)
+        except ImportError as error:
+            self.off = f"a library is missing: {error}"
         except Exception as error:
             log.exception("%s could not be set up", self.feature.name)
             self.off = f"could not be set up: {type(error).__name__}: {error}"

@@ -238,6 +238,12 @@ def test_a_feature_that_cannot_be_set_up_is_off(
     assert guard.off == "could not be set up: RuntimeError: ours"
 
 
+def test_a_library_that_is_missing_is_named(stock: Any, toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    feature = toy()
+    monkeypatch.setattr(feature, "missing", lambda: __import__("nowhere"))
+    assert guarded(stock, feature).off == "a library is missing: No module named 'nowhere'"
+
+
 def test_one_hook_that_sglang_could_not_apply_turns_all_off(
     stock: Any, toy: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
