@@ -15,7 +15,8 @@ from kvferry.integrations.sglang.plugin.wire import RequestRecord
 
 log = logging.getLogger("kvferry.telemetry")
 
-HOLD_S = 2.0
+# A prefill worker records a request when its scheduler next looks, after the forward pass that it is in.
+HOLD_S = 10.0
 MOST_HELD = 10_000
 PAST = 4096
 SLACK_S = 0.1

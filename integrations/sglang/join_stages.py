@@ -32,8 +32,8 @@ def split_stages(
         transfer: prompt computed .. KV there | decode queue | decode
 
     and the stages add up to the time between the first and the last of them. Across hosts the durations are
-    chained: alloc is taken to lie wholly inside the bootstrap, and transfer ends with the acknowledgement
-    that the prefill worker sees, a poll of the decode worker's scheduler before decoding can begin.
+    chained: alloc is taken to lie wholly inside the bootstrap, and transfer ends with the last call into the
+    transport, a poll of the decode worker's scheduler before decoding can begin.
     The prefill worker's own alloc (a buffer for what goes beside the KV) counts as its queue.
     """
     stages: dict[str, float | None] = {}
@@ -45,7 +45,7 @@ def split_stages(
         stages["bootstrap_s"] = None if p.bootstrap_s is None else p.bootstrap_s - inside_s
         stages["queue_s"] = _sum(p.alloc_s, p.queue_s)
         stages["prefill_s"] = p.prefill_s
-        stages["transfer_s"] = p.transfer_s
+        stages["transfer_s"] = _acknowledged_s(prefill)
     if decode is not None:
         d = decode.stages
         stages["alloc_s"] = d.alloc_s if prefill is None or d.alloc_s is None else inside_s
@@ -91,6 +91,15 @@ def _alloc_inside(prefill: wire.RequestRecord, decode: wire.RequestRecord, one_c
     start_s = prefill.received_s + (prefill.stages.prepare_s or 0.0)
     begun_s = decode.received_s + (decode.stages.prepare_s or 0.0) + (decode.stages.bootstrap_s or 0.0)
     return max(0.0, min(start_s + waited_s, begun_s + alloc_s) - max(start_s, begun_s))
+
+
+def _acknowledged_s(prefill: wire.RequestRecord) -> float | None:
+    """From the prompt's end to that of the last call into the transport. Without that mark, to when the
+    scheduler noticed, which is later while it is busy with other prompts."""
+    computed_s, calls = _mark(prefill, "prefill_s"), prefill.transfer
+    if computed_s is None or calls is None or calls.done_s is None:
+        return prefill.stages.transfer_s
+    return max(0.0, prefill.received_s + calls.done_s - computed_s)
 
 
 def _mark(record: wire.RequestRecord, stage: str) -> float | None:

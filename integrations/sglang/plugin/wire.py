@@ -39,9 +39,10 @@ class Transfer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The calls into the transport for one request, on the prefill worker.
 
     `wait_s`: chunks queued for a transfer thread; `build_s`: descriptor lists; `busy_s`: inside the
-    library until it was done. `span_s`: from the first chunk queued to the last done. `bytes` are KV alone,
-    `aux_bytes` what goes with the last chunk (first token, logprobs). Counted on the first of `ranks` ranks
-    (attention TP times PP), each of which moved a share of its own.
+    library until it was done. `span_s`: from the first chunk queued to the last done; `done_s`: from the
+    request's `received_s` to that end, which the scheduler notices later (`Stages.transfer_s`). `bytes` are
+    KV alone, `aux_bytes` what goes with the last chunk (first token, logprobs). Counted on the first of
+    `ranks` ranks (attention TP times PP), each of which moved a share of its own.
     """
 
     transport: str = ""
@@ -55,6 +56,7 @@ class Transfer(msgspec.Struct, frozen=True, omit_defaults=True):
     span_s: float = 0.0
     aux_bytes: int = 0
     ranks: int = 1
+    done_s: float | None = None
 
 
 class Queues(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,5 +1,6 @@
 """The stages of a request are a partition of its way: hand-computed, and for any marks."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,6 +47,17 @@ def test_across_hosts_durations_are_chained_whatever_the_clocks_say() -> None:
     assert found.bootstrap_s == pytest.approx(0.2)
     # what is missing is the decode worker's last poll: 11.8 - 11.7
     assert total(found) == pytest.approx(DECODE.ended_s - PREFILL.received_s - 0.1)
+
+
+@pytest.mark.parametrize(("done_s", "transfer_s"), [(1.55, 0.05), (1.2, 0.0), (None, 0.2)])
+def test_the_prefill_worker_alone_knows_when_its_last_call_was_done(
+    done_s: float | None, transfer_s: float
+) -> None:
+    moved = msgspec.structs.replace(PREFILL, transfer=wire.Transfer("nixl", done_s=done_s))
+    for decode in (None, DECODE):
+        found = split_stages(moved, decode, one_clock=False)
+        assert found.transfer_s == pytest.approx(transfer_s)
+    assert split_stages(moved, DECODE, one_clock=True).transfer_s == pytest.approx(0.3)
 
 
 def test_kv_room_that_was_found_before_the_prefill_worker_asked_cost_nothing() -> None:

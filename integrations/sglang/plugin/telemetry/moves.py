@@ -26,8 +26,8 @@ class Move:
         self.wait_s = self.build_s = self.busy_s = 0.0
         self.first_s = self.last_s = 0.0
 
-    def transfer(self, ranks: int) -> Transfer | None:
-        """As a record; None when no call was seen."""
+    def transfer(self, ranks: int, received_s: float | None = None) -> Transfer | None:
+        """As a record; None when no call was seen. `received_s`: when the scheduler got the request."""
         if not self.transport:
             return None
         return Transfer(
@@ -42,6 +42,7 @@ class Move:
             span_s=round(max(0.0, self.last_s - self.first_s), 6),
             aux_bytes=self.aux_bytes,
             ranks=ranks,
+            done_s=None if received_s is None else round(max(0.0, self.last_s - received_s), 6),
         )
 
 

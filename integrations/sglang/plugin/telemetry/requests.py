@@ -69,7 +69,7 @@ class Ended:
             attempts=self.attempts,
             finish=self.finish,
             stages=Stages(**rounded),
-            transfer=self.move.transfer(self.ranks) if self.move is not None else None,
+            transfer=self.move.transfer(self.ranks, self.marks.scheduler_recv_time) if self.move else None,
             at_enqueue=self.seen.queues if self.seen else Queues(),
         )
 
