@@ -39,6 +39,10 @@ class LocalPrefillSettings(_Section, frozen=True):
     max_chunk_tokens: Count
     max_queue: Count
 
+    def __post_init__(self) -> None:
+        if self.min_chunk_tokens > self.max_chunk_tokens:
+            raise ValueError("min_chunk_tokens is above max_chunk_tokens")
+
 
 class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`redis`: URL of the store that takes telemetry, or None."""

@@ -56,6 +56,7 @@ def test_redis_comes_from_the_environment() -> None:
         ("[telemetry]\nenabled = 'yes'\n", "enabled"),
         ("[dual_transport]\nport_offset = 0\n", "port_offset"),
         ("[local_prefill]\nshare = 1.5\n", "share"),
+        ("[local_prefill]\nmin_chunk_tokens = 900\nmax_chunk_tokens = 100\n", "max_chunk_tokens"),
         ("telemetry = 1\n", "telemetry"),
         ("redis = 'redis://h'\n", "redis"),
         ("[telemetry\n", "TOML"),
