@@ -6,6 +6,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 DEMO_ARGS ?=
 TEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -15,10 +16,10 @@ LINKS := .venv/links/kvferry
 NO_STACK = echo "pip cannot have SGLang's CPU stack here: it needs Linux on x86-64 and Python 3.11" >&2; exit 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check demo bench clean links mooncake-library redis-server
+.PHONY: help setup test check demo bench bench-plugin clean links mooncake-library redis-server
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  \1	/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' $(MAKEFILE_LIST)
 
 setup: mooncake-library $(STAMP) ## make .venv with kvferry, SGLang's CPU stack and the tools
 
@@ -30,6 +31,9 @@ demo: setup ## real workers, a store and the router: watch requests being decide
 
 bench: setup ## print how fast a decision is
 	$(BIN)/python benchmarks/decide.py
+
+bench-plugin: setup ## print what telemetry costs a worker
+	$(BIN)/python benchmarks/plugin.py $(BENCH_ARGS)
 
 check: links
 	$(BIN)/ruff check .
