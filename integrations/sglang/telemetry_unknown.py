@@ -10,9 +10,8 @@ _OF_ROLE = {
     Role.COLOCATED: ("first token of an unstreamed answer", "retractions"),
 }
 _HINT: dict[Missing | None, str] = {
-    "no_plugin": "pip install 'kvferry[worker]' where it runs",
-    "telemetry_off": "see why, in /kvferry/workers",
-    "unheard": "does its KVFERRY_REDIS name this router's store?",
+    "no_plugin": " (pip install 'kvferry[worker]' where it runs)",
+    "unheard": " (does its KVFERRY_REDIS name this router's store?)",
 }
 
 
@@ -40,4 +39,4 @@ def introduction(worker: Worker, plugin: PluginInfo, silence: Missing | None) ->
 def not_known(worker: Worker, silence: Missing | None) -> str:
     """`; not known: ... (what helps)`, or nothing."""
     names = unknown(worker, silence)
-    return f"; not known: {', '.join(names)} ({_HINT[silence]})" if names else ""
+    return f"; not known: {', '.join(names)}{_HINT.get(silence, '')}" if names else ""
