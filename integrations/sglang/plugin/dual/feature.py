@@ -88,6 +88,8 @@ class DualTransport(Feature):
         """The KV managers are there by now, or were refused."""
         if self.managers is None and self.refused is None:
             return "this worker moves no KV"
+        if self.refused is None:
+            scheduler.kvferry_transports = dict(self.ports)  # telemetry tells them
         return self.refused
 
     def failed(self, why: str) -> None:
@@ -105,6 +107,8 @@ class DualTransport(Feature):
             self.refused = arguments_refuse(_arguments())
         if self.refused is not None or transfer_backend.value != PRIMARY:
             return None
+        if kind in ("sender", "receiver") and self.managers is None:
+            return None  # the scheduler got SGLang's own manager: the hook failed when it was asked for
         if kind not in self._made:
             self._made |= self._make(kind)
         return self._made.get(kind)

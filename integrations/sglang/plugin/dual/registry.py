@@ -34,7 +34,11 @@ def registry_class(offset: int) -> type[Any]:
             self.second_port = port + offset
             self.why = _why_taken(host, self.second_port)
             if not self.why:
-                self.second = SecondRegistry(host, self.second_port)
+                try:
+                    self.second = SecondRegistry(host, self.second_port)
+                except Exception as error:  # the first one must start whatever befalls this
+                    log.exception("no registry for %s", SECOND)
+                    self.why = f"its registry could not start: {type(error).__name__}: {error}"
             super().__init__(host, port)
 
         def _setup_routes(self) -> None:

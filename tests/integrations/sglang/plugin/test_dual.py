@@ -1,5 +1,7 @@
 """Two transports behind one face, over stand-ins for SGLang's own classes."""
 
+import json
+import socket
 import sys
 from collections.abc import Callable
 from enum import Enum
@@ -136,7 +138,7 @@ def test_a_prefill_workers_port_chooses_the_sender(stand: Stand) -> None:
             mgr=both, bootstrap_addr=f"h:{port}", bootstrap_room=7, req_has_disagg_prefill_dp_rank=False
         )
         assert (type(sender).__name__, sender.mgr) == (kind, manager)
-    assert stand.feature.start(object()) is None
+    assert stand.feature.start(SimpleNamespace()) is None
 
 
 @pytest.mark.parametrize(
@@ -232,10 +234,20 @@ def test_without_the_second_transport_the_worker_is_a_stock_one(stand: Stand) ->
     stand.conns["nixl"].NixlKVManager.broken = "no UCX"
     alone = stand.managers(PREFILL)
     assert isinstance(alone, stand.conns["mooncake"].MooncakeKVManager)
-    assert stand.feature.start(object()) == "nixl could not start: RuntimeError: no UCX"
+    assert stand.feature.start(SimpleNamespace()) == "nixl could not start: RuntimeError: no UCX"
     assert [stand.get(kind) for kind in ("manager", "sender", "receiver", "bootstrap_server")] == [None] * 4
     req, queue = SimpleNamespace(bootstrap_port=PORT + 1), SimpleNamespace(bootstrap_port=PORT)
     assert stand.feature._sender_of(lambda queue, req: queue.bootstrap_port, queue, req) == PORT
+
+
+def test_a_worker_that_got_sglangs_own_manager_gets_its_senders_too(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_arguments", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        stand.get("manager")  # the guard logs it
+    assert stand.get("sender") is None
+    assert stand.get("receiver") is None
 
 
 def test_what_the_first_transport_raises_is_sglangs_to_handle(stand: Stand) -> None:
@@ -255,7 +267,7 @@ TOLD = {
 def test_rows_go_to_no_registry_that_is_not_its_own(stand: Stand, why: str) -> None:
     stand.told = TOLD[why]
     stand.managers(PREFILL)
-    assert stand.feature.start(object()) == why
+    assert stand.feature.start(SimpleNamespace()) == why
     assert stand.feature.managers is None
 
 
@@ -289,7 +301,7 @@ def test_a_worker_that_cannot_have_two_is_refused_before_anything_is_replaced(st
     assert why in str(arguments_refuse(stand.arguments))
     for kind in ("kvargs", "bootstrap_server", "manager", "sender", "receiver"):
         assert stand.get(kind) is None
-    assert why in str(stand.feature.start(object()))
+    assert why in str(stand.feature.start(SimpleNamespace()))
 
 
 def test_what_is_refused_by_the_environment(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +314,63 @@ def test_what_is_refused_by_the_environment(stand: Stand, monkeypatch: pytest.Mo
     assert "SGLANG_RUST_SERVER" in str(environment_refuses())
 
 
+class Base:
+    """As much of SGLang's registry as is used."""
+
+    broken = False
+
+    def __init__(self, host: str, port: int) -> None:
+        if self.broken:
+            raise RuntimeError("no loop")
+        self.port, self.routes, self.closed = port, [], False
+        self.thread = SimpleNamespace(is_alive=lambda: not self.closed)
+        self.app = SimpleNamespace(router=SimpleNamespace(add_get=lambda *route: self.routes.append(route)))
+        self._setup_routes()
+
+    def _setup_routes(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def says(registry: Any) -> Any:
+    ((path, handler),) = registry.routes
+    assert path == "/kv_transport"
+    return json.loads((await handler(None)).body)
+
+
+async def test_each_registry_tells_its_transport_and_the_first_whether_there_is_a_second(
+    stand: Stand,
+) -> None:
+    class Second(Base): ...
+
+    stand.conns["mooncake"].MooncakeKVBootstrapServer = Base
+    stand.conns["nixl"].NixlKVBootstrapServer = Second
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1] - 1
+    registry = stand.get("bootstrap_server")("127.0.0.1", port)
+    assert await says(registry) == {"transport": "mooncake", "nixl": port + 1}
+    assert await says(registry.second) == {"transport": "nixl"}
+    assert registry.second.port == port + 1
+    registry.close()
+    assert registry.closed
+    assert registry.second.closed
+    assert (await says(registry))["nixl"] is None
+
+    with socket.socket() as neighbour:
+        neighbour.bind(("127.0.0.1", port + 1))
+        neighbour.listen()
+        alone = stand.get("bootstrap_server")("127.0.0.1", port)
+    told = await says(alone)
+    assert told["nixl"] is None
+    assert f"port {port + 1} cannot be had" in told["why"]
+    alone.close()
+
+    Second.broken = True
+    assert "no loop" in (await says(stand.get("bootstrap_server")("127.0.0.1", port)))["why"]
+
+
 def test_a_fake_transfer_and_a_colocated_worker_are_left_alone(stand: Stand) -> None:
     assert stand.get("sender", SimpleNamespace(value="fake")) is None
-    assert stand.feature.start(object()) == "this worker moves no KV"
+    assert stand.feature.start(SimpleNamespace()) == "this worker moves no KV"
