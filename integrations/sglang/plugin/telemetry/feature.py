@@ -152,14 +152,14 @@ class Telemetry(Feature):
             if request.finished_reason is not None:
                 self._ended(request)
 
-    def _dropped(self, _scheduler: Any, _abort: Any, req: Any, *args: Any, **kwargs: Any) -> None:
-        self._ended(req)
+    def _dropped(self, _scheduler: Any, abort_req: Any, req: Any, *args: Any, **kwargs: Any) -> None:
+        self._ended(req, getattr(abort_req, "finished_reason", None))
 
     def _published(self, result: Any, _scheduler: Any, *args: Any, **kwargs: Any) -> None:
         if self.load is not None:
             self.load.published(result)
 
-    def _ended(self, request: Any) -> None:
+    def _ended(self, request: Any, told: Any = None) -> None:
         if self.sink is None or getattr(request, "kvferry_recorded", False) or is_probe(request):
             return
         request.kvferry_recorded = True
@@ -180,7 +180,7 @@ class Telemetry(Feature):
             cached_tokens=int(request.cached_tokens),
             retractions=int(request.retraction_count),
             attempts=int(request.prefill_attempt_count),
-            finish=finish_of(request.finished_reason),
+            finish=finish_of(request.finished_reason, told),
             move=self.moves.end(request.bootstrap_room) if self._mode == "prefill" else None,
             ranks=self._ranks,
         )

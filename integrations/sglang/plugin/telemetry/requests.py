@@ -86,17 +86,22 @@ def role_of(request: Any, mode: str) -> Role:
     return "colocated" if mode == "null" else cast(Role, mode)
 
 
-def finish_of(reason: Any) -> str:
-    """SGLang's reason in one word; a request that has none was dropped from a queue by an abort."""
+def finish_of(reason: Any, told: Any = None) -> str:
+    """SGLang's reason in one word. A request that has none was ended in a queue: by an abort, or refused with
+    a status in what its client is `told` (an AbortReq's finished_reason)."""
     if reason is None:
-        return "abort"
+        status = told.get("status_code") if isinstance(told, dict) else None
+        return "error" if _is_error(status) else "abort"
     name = type(reason).__name__
     if name == "FINISH_LENGTH":
         return "length"
     if name in _STOPS:
         return "stop"
-    status = getattr(reason, "status_code", None)
-    return "error" if status is not None and status >= 400 and status != ABORTED else "abort"
+    return "error" if _is_error(getattr(reason, "status_code", None)) else "abort"
+
+
+def _is_error(status: int | None) -> bool:
+    return status is not None and status >= 400 and status != ABORTED
 
 
 def queues_of(scheduler: Any, mode: str) -> Queues:

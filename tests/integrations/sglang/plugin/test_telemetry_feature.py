@@ -213,6 +213,14 @@ def test_ends_that_never_reach_the_stream(worker: Callable[..., Worker], reason:
     assert record.at_enqueue == Queues()  # it was never let in
 
 
+def test_a_request_that_a_full_queue_refused(worker: Callable[..., Worker]) -> None:
+    here = worker("null")
+    told = SimpleNamespace(finished_reason={"type": "abort", "status_code": 503})
+    here.hook(".send_abort_output")(here.scheduler, told, request_of())
+    (record,) = here.records()
+    assert record.finish == "error"
+
+
 def test_the_first_wait_survives_a_retraction(worker: Callable[..., Worker]) -> None:
     here = worker("decode")
     request = request_of()
