@@ -25,7 +25,8 @@ _PARTS = "sglang.srt.managers.scheduler_components"
 
 class LocalPrefill(Feature):
     """A local request waits in a queue of its own, is prefilled in chunks between decode steps, joins the
-    running batch and ends as on a colocated worker. `scheduler.kvferry_local_prefill` is this object."""
+    running batch and ends as on a colocated worker. While it is on, `scheduler.kvferry_local_prefill` is
+    this object, and a local Req has `kvferry_local`."""
 
     name = "local_prefill"
     relies_on = (
@@ -119,6 +120,8 @@ class LocalPrefill(Feature):
         return refused
 
     def failed(self, why: str) -> None:
+        if self.state.scheduler is not None:
+            self.state.scheduler.kvferry_local_prefill = None
         close(self.state, why)
 
     def local_load(self) -> LocalLoad:

@@ -33,8 +33,10 @@ def settled(scheduler: Any, running_batch: Any) -> Any:
 
 def joined(running_batch: Any, batch: Any, aside: set[Any]) -> Any:
     """`batch` without those put aside, in the running batch; in place where that is not empty."""
+    if batch is running_batch:
+        return running_batch
     batch.filter_batch(reqs_to_exclude=list(aside))
-    if batch.is_empty() or batch is running_batch:
+    if batch.is_empty():
         return running_batch
     if running_batch.is_empty():
         return batch
