@@ -370,3 +370,24 @@ async def test_many_requests_at_once_are_each_joined_with_their_own(
             )
         )
     assert router.ferry.join.held == 0
+
+
+async def test_a_request_that_a_decode_worker_runs_alone_is_joined_by_its_id(
+    fake: Any, worker: Any, route: Any, tell: Any, eventually: Any
+) -> None:
+    told = states(fake, "decode", "id", local_prefill={"on": True})
+    one = await worker("decode", internal_states=told)
+    router = await route(one)
+    one.act = fake.Act(body=b'{"text": "x", "output_ids": [1], "meta_info": {}}', alone=True)
+    one.role = "colocated"  # as to whether it answers without a bootstrap room
+    answer = await router.post(body=TEXT)
+    assert answer.status == 200
+    assert answer.plan == f"colocated:{one.url}"
+    assert router.record(answer.headers).chosen.on_decode
+    stages = wire.Stages(queue_s=0.25, prefill_s=0.5, decode_s=0.75)
+    await tell(RequestRecord("id", "local", one.seen[-1].json["rid"], first_token_s=0.75, stages=stages))
+    await eventually(lambda: router.record(answer.headers).outcome.stages.decode_s == 0.75)
+    outcome = router.record(answer.headers).outcome
+    assert outcome.found == {"local": {}}
+    assert outcome.ttft_s == pytest.approx(0.75, abs=0.3)
+    assert outcome.missing == {}
