@@ -39,6 +39,8 @@ class Holdings:
     followers: Sequence[Follower]
     identity: object
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
+    checked: int = 0
+    within_page: int = 0
 
     @property
     def partial(self) -> str:
@@ -58,6 +60,12 @@ class Holdings:
         page = self.followers[0].feed.blocks.page_tokens
         return total // len(self.followers) // page * page
 
+    def check(self, expected_tokens: int, reported_tokens: int) -> None:
+        """The worker reported a hit where another one, or the same, was expected."""
+        page = self.followers[0].feed.blocks.page_tokens
+        self.checked += 1
+        self.within_page += abs(expected_tokens - reported_tokens) <= page
+
     def describe(self) -> dict[str, Any]:
         """Counts over all ranks; `lag_s` is the greatest, and off by what the two clocks differ."""
         feeds = [follower.feed for follower in self.followers]
@@ -70,6 +78,8 @@ class Holdings:
             "restarts": sum(feed.restarts for feed in feeds),
             "undecodable": sum(feed.undecodable for feed in feeds),
             "passed_over": sum(feed.blocks.orphans + feed.blocks.refused for feed in feeds),
+            "hits_checked": self.checked,
+            "hits_within_page": self.within_page,
         }
 
 

@@ -85,10 +85,11 @@ class Feed:
         self.partial = "earlier messages are lost" if self.next_seq else "older messages are not to be had"
         self.next_seq = seq
 
-    def begin(self, partial: str = UNHEARD) -> None:
-        """Take the stream from its beginning; nothing is held."""
+    def begin(self) -> None:
+        """Take the stream from its beginning; nothing is known to be held. Every cache that tells of its
+        blocks begins with a flush: one that has published nothing yet may be one that never will."""
         self.blocks.clear()
-        self.next_seq, self.last_ts, self.partial = 0, 0.0, partial
+        self.next_seq, self.last_ts, self.partial = 0, 0.0, UNHEARD
 
     def restart(self) -> None:
         """The publisher is another one."""

@@ -104,7 +104,6 @@ class Follower:
         self._asked_s = time.monotonic()
         if not self.source.replay:
             return False
-        self.catching_up = True
         try:
             begin = 0 if self._unanswered else max(0, self.feed.next_seq - 1)
             if not await self._replay(begin):
@@ -129,11 +128,12 @@ class Follower:
                 if step is Step.RESTART:
                     return False
                 empty = False
+                self.catching_up |= step is not Step.OLD
                 await self._take(step, seq, batch)
         if empty and begin:
             return False
         if empty:
-            feed.begin(partial="")
+            feed.begin()
         self._unanswered = False
         return True
 

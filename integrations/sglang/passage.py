@@ -11,7 +11,7 @@ from kvferry.integrations.redis.leases import LeaseEntry
 from kvferry.integrations.sglang.answer import Usage
 from kvferry.integrations.sglang.body import Body
 from kvferry.integrations.sglang.book import Entry
-from kvferry.integrations.sglang.fleet import path_key
+from kvferry.integrations.sglang.fleet import Member, path_key
 from kvferry.integrations.sglang.join_clock import is_here
 from kvferry.integrations.sglang.join_stages import Door
 from kvferry.integrations.sglang.join_trip import Sent, Trip
@@ -208,16 +208,12 @@ class Passage:
         if not body.exact and outcome.prompt_tokens and body.samples == 1:
             ferry.ratio.learn(request.model, body.endpoint.value, body.prompt_units, outcome.prompt_tokens)
         pre, dec = ends(decision.plan)
-        for worker, usage in ((pre, self.prefill_usage if pre != dec else self.usage), (dec, self.usage)):
+        for worker in dict.fromkeys((pre, dec)):
             member = ferry.fleet.members.get(worker)
-            if member is None or not member.caches_prefixes:
-                continue
-            followed = member.kv is not None and not member.kv.partial and comparable(body)
-            if usage.cached_tokens is not None and body.sequences == 1 and not followed:
-                per_block = BLOCK_TOKENS if body.exact else BLOCK_BYTES * ferry.per_byte(request.model, body)
-                expected = round(request.held_tokens.get(worker, 0) / per_block)
-                member.prefixes.correct(expected, round(usage.cached_tokens / per_block))
-            member.prefixes.add(self.hashes)
+            if member is not None and member.caches_prefixes:
+                if worker == pre and body.sequences == 1:  # a decode worker repeats what the other found
+                    self._learn_hit(member, (self.usage if pre == dec else self.prefill_usage).cached_tokens)
+                member.prefixes.add(self.hashes)
         mode = decision.mode.value
         if isinstance(decision.plan, Split):
             ferry.metrics.moved_bytes.inc(decision.costs.moved_bytes)
@@ -231,6 +227,18 @@ class Passage:
                     abs(predicted.p50 - outcome.ttft_s) / outcome.ttft_s
                 )
                 ferry.metrics.covered.labels(str(outcome.ttft_s <= predicted.p90).lower()).inc()
+
+    def _learn_hit(self, member: Member, reported_tokens: int | None) -> None:
+        expected_tokens = self.request.held_tokens.get(member.worker.id, 0)
+        if reported_tokens is None:
+            return
+        if member.kv is not None and not member.kv.partial and comparable(self.body):
+            member.kv.check(expected_tokens, reported_tokens)
+            return
+        per_block = float(BLOCK_TOKENS)
+        if not self.body.exact:
+            per_block = BLOCK_BYTES * self.ferry.per_byte(self.request.model, self.body)
+        member.prefixes.correct(round(expected_tokens / per_block), round(reported_tokens / per_block))
 
 
 def ends(plan: Plan) -> tuple[str, str]:
