@@ -43,6 +43,10 @@ WORKERS: tuple[tuple[str, Check], ...] = (
         "host receive",
         lambda s: s.server_args.disaggregation_decode_host_receive_threshold < 1,
     ),
+    (
+        "late decode allocation",
+        lambda s: s.server_args.disaggregation_decode_allocation_policy != "early",
+    ),
     ("role switch", lambda s: bool(s.server_args.enable_pd_role_switch)),
     ("mixed chunks", lambda s: bool(s.is_mixed_chunk)),
     ("session radix cache", lambda s: bool(s.enable_session_radix_cache)),
