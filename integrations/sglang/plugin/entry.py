@@ -24,10 +24,11 @@ FRONT = ("sglang.srt.entrypoints.", "sglang.srt.managers.tokenizer", "sglang.srt
 INFO_KEY = "kvferry"
 
 _PLUGIN = "kvferry.integrations.sglang.plugin"
+# SGLang nests hooks in this order: telemetry, outermost, sees what another feature keeps from SGLang.
 FEATURES = {
-    "telemetry": (f"{_PLUGIN}.telemetry.feature", "Telemetry"),
     "dual_transport": (f"{_PLUGIN}.dual.feature", "DualTransport"),
     "local_prefill": (f"{_PLUGIN}.localprefill.feature", "LocalPrefill"),
+    "telemetry": (f"{_PLUGIN}.telemetry.feature", "Telemetry"),
 }
 
 

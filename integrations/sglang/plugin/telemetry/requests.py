@@ -115,7 +115,9 @@ def queues_of(scheduler: Any, mode: str) -> Queues:
         prealloc = len(scheduler.disagg_decode_prealloc_queue.queue)
         transfer = len(scheduler.disagg_decode_transfer_queue.queue)
         retracted = len(scheduler.disagg_decode_prealloc_queue.retracted_queue)
+    local = getattr(scheduler, "kvferry_local_prefill", None)
     return Queues(
+        local=local.local_load().queue if local is not None else 0,
         waiting=len(scheduler.waiting_queue),
         running=len(scheduler.running_batch.reqs),
         bootstrap=bootstrap,

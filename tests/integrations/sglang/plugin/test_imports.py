@@ -65,7 +65,7 @@ def test_every_feature_can_be_built_and_names_its_hooks() -> None:
         built = features(WorkerSettings.load({{"KVFERRY_REDIS": "redis://h"}}))
         print(json.dumps([type(f).__name__ for f in built if isinstance(f.hooks(), (tuple, list))]))
     """
-    assert run(code) == ["Telemetry", "DualTransport", "LocalPrefill"]
+    assert run(code) == ["DualTransport", "LocalPrefill", "Telemetry"]
 
 
 def test_loading_it_in_a_process_without_schedulers_does_nothing() -> None:

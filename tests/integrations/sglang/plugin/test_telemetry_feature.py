@@ -181,11 +181,13 @@ def test_what_a_request_found_by_role(worker: Callable[..., Worker]) -> None:
 
 def test_local_work_on_a_decode_worker(worker: Callable[..., Worker]) -> None:
     here = worker("decode")
+    here.scheduler.kvferry_local_prefill = SimpleNamespace(local_load=lambda: LocalLoad(queue=8))
     request = request_of(kvferry_local=True, finished_reason=FINISH_LENGTH())
     here.enter(request)
     here.stream(request)
     (record,) = here.records()
     assert record.role == "local"
+    assert record.at_enqueue.local == 8
     assert record.stages.queue_s is not None
     assert record.stages.transfer_s is None
 
