@@ -20,7 +20,7 @@ PromptIds = Callable[..., list[int]]
 LOOPS = ("overlapped", "normal")  # the second also caches prefixes
 
 # Beside the product's plugin: after every step each KV slot has one owner, and a file beside this one forces
-# retraction (NAME.retract) or breaks local prefill (NAME.break), NAME being the worker's port.
+# retraction (PORT.retract) or breaks local prefill (PORT.break, which names the part).
 PROBE = """
 import os, sys
 from pathlib import Path
@@ -36,7 +36,7 @@ def look(plan, scheduler, running_batch=None):
     module.TEST_RETRACT = (HERE / f"{port}.retract").exists()
     feature = getattr(scheduler, "kvferry_local_prefill", None)
     if feature and (HERE / f"{port}.break").exists():
-        feature.state.share = None
+        setattr(feature.state, (HERE / f"{port}.break").read_text(), None)
     transfers, last = scheduler.disagg_decode_transfer_queue, scheduler.last_batch
     held = [*plan.running_batch.reqs, *scheduler.waiting_queue, *(t.req for t in transfers.queue)]
     held += plan.batch_to_run.reqs if plan.batch_to_run else []
@@ -143,9 +143,13 @@ class Decode:
             assert answer.status == 200
         assert (await self.tells())["probe"]["wrong"] == []
 
-    def switch(self, name: str, on: bool) -> None:
+    def switch(self, name: str, on: bool, text: str = "") -> None:
         file = self.switches / f"{self.worker.port}.{name}"
-        file.touch() if on else file.unlink()
+        if on:
+            file.with_suffix(".new").write_text(text)
+            file.with_suffix(".new").rename(file)
+        else:
+            file.unlink()
 
 
 def body(ids: list[int], tokens: int, **more: Any) -> dict[str, Any]:
@@ -410,7 +414,7 @@ async def test_turned_off_while_serving(decode: Decode, prompt_ids: PromptIds) -
         for n in range(4)
     ]
     await asyncio.sleep(0.3)
-    decode.switch("break", on=True)
+    decode.switch("break", on=True, text="meter" if decode.caches else "share")
     statuses = [status for status, _ in await asyncio.gather(*waiting)]
     assert set(statuses) <= {200, 503}
     assert 503 in statuses

@@ -11,9 +11,10 @@ from kvferry.integrations.sglang.plugin.probe import resolve
 log = logging.getLogger("kvferry.plugin")
 
 STEP = "get_next_disagg_decode_batch_to_run"
+TOLD = "local prefill was turned off"  # why is in the log and in /server_info
 
 
-def close(state: State, why: str) -> None:
+def close(state: State) -> None:
     """Tell those that wait that they will not be served, and see those that hold KV through.
 
     Those in the middle of being chosen are seen to by whoever is choosing.
@@ -23,7 +24,7 @@ def close(state: State, why: str) -> None:
         return
     if not state.planning:
         while state.queue:
-            drop(state, state.queue.pop(0), reason(f"local prefill was turned off: {why}", UNAVAILABLE))
+            drop(state, state.queue.pop(0), reason(TOLD, UNAVAILABLE))
     setattr(scheduler, STEP, Drain(scheduler))
 
 
@@ -44,11 +45,9 @@ class Drain:
         prefill = last if last and last.forward_mode.is_extend() else None
         try:
             self._end_chunked()
-            for batch in (self._lost, prefill):
+            for batch in (prefill, self._lost):  # the newer first: it knows a request's length better
                 if batch is not None:
-                    held = {id(req) for req in running_batch.reqs}
-                    there = {req for req in batch.reqs if id(req) in held or not req.kv.holds_kv}
-                    running_batch = joined(running_batch, batch, there)
+                    running_batch = joined(running_batch, batch, self._aside(batch, running_batch))
         except Exception:
             log.exception("local prefill: some of its requests are lost")
         self._lost = None
@@ -57,12 +56,18 @@ class Drain:
         scheduler.running_batch = running_batch
         return getattr(type(scheduler), STEP)(scheduler, running_batch=running_batch)
 
+    @staticmethod
+    def _aside(batch: Any, running_batch: Any) -> set[Any]:
+        held = {id(req) for req in running_batch.reqs}
+        known = {req for req in batch.reqs if id(req) in held or not req.kv.holds_kv}
+        return known | {batch.chunked_req} if batch.chunked_req is not None else known
+
     def _end_chunked(self) -> None:
         scheduler, req = self.scheduler, self.scheduler.chunked_req
         if req is None:
             return
         req.discard_output_reason = resolve("sglang.srt.managers.schedule_batch.FINISH_ABORT")(
-            "local prefill was turned off", UNAVAILABLE
+            TOLD, UNAVAILABLE
         )
         scheduler._pending_chunked_abort_req = req
         if scheduler.enable_overlap:

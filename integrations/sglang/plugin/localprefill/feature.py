@@ -108,10 +108,6 @@ class LocalPrefill(Feature):
             ),
         )
 
-    def missing(self) -> str | None:
-        share = self.settings.local_prefill.share
-        return None if 0.0 < share < 1.0 else f"share must lie between 0 and 1, not be {share:g}"
-
     def start(self, scheduler: Any) -> str | None:
         refused = unsupported(scheduler)
         if refused is None:
@@ -122,7 +118,7 @@ class LocalPrefill(Feature):
     def failed(self, why: str) -> None:
         if self.state.scheduler is not None:
             self.state.scheduler.kvferry_local_prefill = None
-        close(self.state, why)
+        close(self.state)
 
     def local_load(self) -> LocalLoad:
         """Queue and stalls, for the load record."""
