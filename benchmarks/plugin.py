@@ -146,7 +146,8 @@ def report(kind: str, pairs: list[tuple[float, float]], own_us: dict[str, float]
     total_us = sum(own_us.values())
     share = total_us / 1e6 / without_s
     parts = ", ".join(f"{name.removesuffix('_us')} {spent:.0f}" for name, spent in own_us.items())
-    print(f"{kind}: scheduler CPU {without_s * 1e3:.2f} ms per request, {with_s * 1e3:.2f} ms with telemetry")
+    other = "with telemetry" if total_us else "on the other side, which has none either"
+    print(f"{kind}: scheduler CPU {without_s * 1e3:.2f} ms per request, {with_s * 1e3:.2f} ms {other}")
     print(f"  its own account:   {total_us:6.0f} us per request, {share:6.2%} (target {TARGET:.0%}); {parts}")
     print(
         f"  paired difference: {middle * without_s * 1e6:6.0f} us per request, {middle:6.2%}, 90% interval "
