@@ -48,12 +48,10 @@ def worker_of(
     if info.get("enable_dp_attention"):
         attention_tp = max(1, tp // _int(info, "dp_size", 1))
     shape = _shape(info, model, loads, dtype)
-    plugin = PluginInfo.of(info)
-    transports, ports = _transports(role, str(transport), plugin, info, bootstrap_port)
     host = urlsplit(url).hostname or url
     ranks = loads.get("loads") or [{}]
     slots = _int(state, "effective_max_running_requests_per_dp", 0) or _int(info, "max_running_requests", 256)
-    return Worker(
+    worker = Worker(
         id=url,
         url=url,
         role=role,
@@ -76,10 +74,7 @@ def worker_of(
         bootstrap_port=(bootstrap_port or _int(info, "disaggregation_bootstrap_port", 8998))
         if role is Role.PREFILL
         else None,
-        transports=transports,
-        bootstrap_ports=ports,
         host=_node(host),
-        local_prefill=role is Role.DECODE and plugin.on("local_prefill"),
         # /server_info tells one rank's room, /v1/loads that of each
         max_total_tokens=sum(_int(rank, "max_total_num_tokens", 0) for rank in ranks)
         or _int(info, "max_total_num_tokens", UNLIMITED) * len(ranks),
@@ -92,9 +87,23 @@ def worker_of(
             "rdma": "yes" if info.get("disaggregation_ib_device") else "",
             "caches_prefixes": _caches(role, info),
             "model_path": str(info.get("model_path") or ""),
-            "plugin": plugin.version,
-            "instances": ",".join(plugin.instances) if plugin.on("telemetry") else "",
         },
+    )
+    return with_plugin(worker, info, bootstrap_port)
+
+
+def with_plugin(worker: Worker, info: Mapping[str, Any], bootstrap_port: int | None = None) -> Worker:
+    """The same worker with what its plugin does now; arguments as of `worker_of`."""
+    plugin = PluginInfo.of(info)
+    started_with = str(info.get("disaggregation_transfer_backend"))
+    transports, ports = _transports(worker.role, started_with, plugin, info, bootstrap_port)
+    instances = ",".join(plugin.instances) if plugin.on("telemetry") else ""
+    return dataclasses.replace(
+        worker,
+        transports=transports,
+        bootstrap_ports=ports,
+        local_prefill=worker.role is Role.DECODE and plugin.on("local_prefill"),
+        facts={**worker.facts, "plugin": plugin.version, "instances": instances},
     )
 
 

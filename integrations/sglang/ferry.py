@@ -208,6 +208,8 @@ class Ferry:
         assert passage.decision is not None
         if failed.refused:
             self.poller.suspect(failed.worker, failed.message)
+        elif failed.elsewhere:
+            self.poller.ask_features(failed.worker)
         elif failed.worker_down:  # one lost connection: others may be well, so the worker is asked first
             self.poller.ask(failed.worker)
         elif failed.path:

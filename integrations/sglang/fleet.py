@@ -120,6 +120,14 @@ class Fleet:
         self._tables.clear()
         return member
 
+    def learned(self, worker: Worker, plugin: PluginInfo) -> None:
+        """What the plugin in a worker does by now."""
+        member = self.members[worker.id]
+        member.plugin = plugin
+        if worker != member.worker:
+            member.worker = worker
+            self._tables.clear()
+
     def drop(self, worker_id: str, why: str) -> None:
         """The worker must not be used until it is admitted again; legs on it are ended."""
         member = self.members.get(worker_id)

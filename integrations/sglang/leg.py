@@ -11,7 +11,8 @@ RETRIED_STATUS = frozenset((408, 429, 500, 502, 503, 504))
 
 class LegFailed(Exception):
     """A leg ended before its first byte. `worker_down`: the worker itself is in doubt (`refused`: it takes
-    no connection); `path`: the KV move is; neither: the worker answered this request with an error."""
+    no connection); `path`: the KV move is; neither: the worker answered this request with an error, which
+    another might not (`elsewhere`: it was asked for what it cannot do)."""
 
     def __init__(
         self,
@@ -24,6 +25,7 @@ class LegFailed(Exception):
         worker_down: bool = False,
         refused: bool = False,
         path: bool = False,
+        elsewhere: bool = False,
     ) -> None:
         super().__init__(f"{worker}: {message}")
         self.worker = worker
@@ -34,10 +36,11 @@ class LegFailed(Exception):
         self.worker_down = worker_down or refused
         self.refused = refused
         self.path = path
+        self.elsewhere = elsewhere
 
     @property
     def retry(self) -> bool:
-        return self.worker_down or self.path or self.status in RETRIED_STATUS
+        return self.worker_down or self.path or self.elsewhere or self.status in RETRIED_STATUS
 
 
 @dataclass(slots=True, eq=False)

@@ -22,6 +22,8 @@ SETTLE_S = 5.0
 MAX_FIRST_BYTES = 1 << 16
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 PATH_MARKS = (b"KVTransferError", b" failed for request rank=")
+# A decode worker whose plugin does not take this request, or takes none any more (SGLang's own words).
+LOCAL_MARKS = (b"local prefill does not do", b"without bootstrap room id")
 
 
 @dataclass(slots=True, eq=False)
@@ -186,6 +188,7 @@ class Legs:
         """What the client is told is the worker's own words; what is logged is not: SGLang's errors may
         quote the prompt."""
         path = status >= 500 and any(mark in body for mark in PATH_MARKS)
+        elsewhere = status == 400 and any(mark in body for mark in LOCAL_MARKS)
         return LegFailed(
             call.worker,
             f"answered {status}: the KV move failed" if path else f"answered {status}",
@@ -193,6 +196,7 @@ class Legs:
             body=body if headers else error_body(status, message),
             headers=headers or {"Content-Type": "application/json"},
             path=path,
+            elsewhere=elsewhere,
         )
 
     async def _abort(self, call: Call) -> None:

@@ -42,6 +42,12 @@ class PluginInfo:
             return "this plugin does not know it"
         return "" if self.on(feature) else str(self.features[feature].get("why") or "it does not say why")
 
+    @property
+    def summary(self) -> str:
+        """What is on, and what is off and why."""
+        told = ((name, self.why_off(name)) for name in self.features)
+        return ", ".join(f"{name} off ({why})" if why else f"{name} on" for name, why in told)
+
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}

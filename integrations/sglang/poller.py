@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from kvferry.integrations.sglang.describe import NotAWorkerError, worker_of
+from kvferry.integrations.sglang.describe import NotAWorkerError, with_plugin, worker_of
 from kvferry.integrations.sglang.fleet import Fleet, snapshot_age_s
 from kvferry.integrations.sglang.kvevents import KVEvents
 from kvferry.integrations.sglang.plugin_info import PluginInfo
@@ -27,6 +27,8 @@ FAILED_POLLS = 2
 # been silent for this long is asked whether it lives.
 SILENT_AFTER_S = 10.0
 RETRY_S = 0.5
+# What a plugin does can change while its worker serves: a feature whose hooks fail turns itself off.
+FEATURES_S = 10.0
 WATCHED = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 
 
@@ -52,12 +54,14 @@ class Poller:
     kv_events: KVEvents | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _wakes: dict[str, asyncio.Event] = field(default_factory=dict)
+    _asks: dict[str, asyncio.Event] = field(default_factory=dict)
     _told: dict[str, str] = field(default_factory=dict)
 
     def start(self) -> None:
         for target in self.targets:
-            self._wakes[target.url] = asyncio.Event()
-            self._tasks.append(asyncio.create_task(self._watch(target), name=f"poll {target.url}"))
+            self._wakes[target.url], self._asks[target.url] = asyncio.Event(), asyncio.Event()
+            for work in (self._watch, self._watch_features):
+                self._tasks.append(asyncio.create_task(work(target), name=f"{work.__name__} {target.url}"))
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -74,6 +78,31 @@ class Poller:
         if worker_id in self._wakes:
             self._wakes[worker_id].set()
 
+    def ask_features(self, worker_id: str) -> None:
+        """It did not do what its plugin had told it can: ask again what that is."""
+        if worker_id in self._asks:
+            self._asks[worker_id].set()
+
+    async def _watch_features(self, target: Target) -> None:
+        """Apart from the loads: a scheduler that is too busy to tell is not a lost worker."""
+        while True:
+            await self._pause(self._asks[target.url], FEATURES_S)
+            member = self.fleet.members.get(target.url)
+            if member is None or not member.worker.healthy or not member.plugin.version:
+                continue
+            try:
+                info = await self._json(target.url, "/server_info", FEATURES_S)
+                plugin, was = PluginInfo.of(info), member.plugin
+                if plugin.instances != was.instances or self.fleet.members[target.url] is not member:
+                    continue  # it is another worker by now
+                self.fleet.learned(with_plugin(member.worker, info, target.bootstrap_port), plugin)
+                if plugin.summary != was.summary:
+                    log.warning("%s: its plugin has changed: %s", target.url, plugin.summary)
+            except WATCHED:
+                continue  # whether it lives is for the loads to say
+            except Exception as error:  # noqa: BLE001 - told; an odd answer must not end the watch
+                self._odd(target.url, error)
+
     async def _watch(self, target: Target) -> None:
         failed = 0
         while True:
@@ -81,7 +110,7 @@ class Poller:
             if member is None or not member.worker.healthy:
                 failed = 0
                 admitted = await self._admit(target)
-                await self._pause(target, self.interval_s if admitted else RETRY_S)
+                await self._pause(self._wakes[target.url], self.interval_s if admitted else RETRY_S)
                 continue
             try:
                 answer = await self._loads(target.url)
@@ -97,7 +126,7 @@ class Poller:
                 refused = isinstance(error, aiohttp.ClientConnectorError)
                 if refused or failed >= FAILED_POLLS:
                     self._drop(target.url, f"does not answer: {_why(error)}")
-            await self._pause(target, self.interval_s)
+            await self._pause(self._wakes[target.url], self.interval_s)
 
     async def _admit(self, target: Target) -> bool:
         """Ask a new or lost worker what it is; it is used once it says that it is healthy."""
@@ -169,8 +198,8 @@ class Poller:
         answer["answered_s"] = _unix_s(answer.get("timestamp"))
         return answer
 
-    async def _json(self, url: str, path: str) -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=POLL_TIMEOUT_S)
+    async def _json(self, url: str, path: str, timeout_s: float = POLL_TIMEOUT_S) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with self.session.get(url + path, timeout=timeout, headers=self.headers) as response:
             if response.status != 200:
                 raise NotAWorkerError(f"GET {path} answered {response.status}")
@@ -188,8 +217,7 @@ class Poller:
             self._tell(url, f"{url}/health: {_why(error)}", logging.WARNING)
             return False
 
-    async def _pause(self, target: Target, seconds: float) -> None:
-        wake = self._wakes[target.url]
+    async def _pause(self, wake: asyncio.Event, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await wake.wait()

@@ -28,11 +28,7 @@ def introduction(worker: Worker, plugin: PluginInfo, silence: Missing | None) ->
     if not plugin.version:
         about = "no kvferry plugin"
     else:
-        features = (
-            name + (" on" if plugin.on(name) else f" off ({plugin.why_off(name)})")
-            for name in plugin.features
-        )
-        about = f"kvferry plugin {plugin.version}: {', '.join(features)}"
+        about = f"kvferry plugin {plugin.version}: {plugin.summary}"
     return f"{worker.id}: {about}{not_known(worker, silence)}"
 
 

@@ -166,7 +166,8 @@ class FakeWorker:
             return await self._misbehave(request, act)
         split = "bootstrap_room" in body
         if self.role != "colocated" and not split:
-            return web.json_response({"error": {"message": "needs a bootstrap room"}}, status=400)
+            told = "Invalid request: Disaggregated request received without bootstrap room id. req.rid='x'"
+            return web.json_response({"error": {"message": told}}, status=400)
         if split and not act.alone and not (act.trouble and not act.after):
             await self.rooms.join(body["bootstrap_room"], self.role)
         events = [act.body] if act.body is not None else self.events(request.path, body, act)

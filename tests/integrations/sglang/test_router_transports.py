@@ -48,7 +48,6 @@ async def test_the_chosen_transport_is_sent_as_its_port_to_both_halves(
 ) -> None:
     router = await route(*dual, **prefer(transport))
     answer = await router.post(body=TEXT)
-    print("DBG", router.record(answer.headers))
     assert (answer.status, transport_of(answer)) == (200, transport)
     assert [one.seen[-1].json["bootstrap_port"] for one in dual] == [port, port]
     record = router.record(answer.headers)
