@@ -18,6 +18,7 @@ class Intake:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self._handled: Any = None  # the marked request that SGLang is handling: its room is ours
 
     def handle(
         self, original: Callable[..., Any], scheduler: Any, received: Any, *args: Any, **more: Any
@@ -31,15 +32,19 @@ class Intake:
                 rid=received.rid, finished_reason=reason(refused, BAD_REQUEST)
             )
             return scheduler.send_abort_output(told, received)
-        received.bootstrap_room = ROOM
-        return original(scheduler, received, *args, **more)
+        received.bootstrap_room, self._handled = ROOM, received
+        try:
+            return original(scheduler, received, *args, **more)
+        finally:
+            self._handled = None
 
     def create(
         self, original: Callable[..., Any], scheduler: Any, received: Any, *args: Any, **more: Any
     ) -> Any:
-        """Around _create_generation_req: the room was only for the check."""
+        """Around _create_generation_req: the room was only for the check. A client may send the same one
+        itself, unmarked and so unchecked: that is a room like any other."""
         req = original(scheduler, received, *args, **more)
-        if self.state.runs(scheduler) and received.bootstrap_room == ROOM:
+        if self.state.runs(scheduler) and received is self._handled:
             req.kvferry_local, req.bootstrap_room = True, None
             req.time_stats.disagg_mode = resolve("sglang.srt.disaggregation.utils.DisaggregationMode").NULL
         return req

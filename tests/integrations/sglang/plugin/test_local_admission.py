@@ -9,6 +9,7 @@ from kvferry.integrations.sglang.plugin.localprefill import intake as intake_mod
 from kvferry.integrations.sglang.plugin.localprefill.abort import Aborts
 from kvferry.integrations.sglang.plugin.localprefill.admission import Admission
 from kvferry.integrations.sglang.plugin.localprefill.intake import ROOM, Intake
+from kvferry.integrations.sglang.plugin.localprefill.marker import is_local
 from kvferry.integrations.sglang.plugin.localprefill.merge import joined
 from kvferry.integrations.sglang.plugin.localprefill.state import State
 from kvferry.integrations.sglang.plugin.settings import LocalPrefillSettings
@@ -168,12 +169,10 @@ def test_a_full_queue_answers_503(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(rid, reason["status_code"]) for rid, reason in ended] == [("b", 503)]
 
 
-def test_the_mark_passes_the_check_for_a_room_and_is_then_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    state, _, _ = world(free=5000)
-    monkeypatch.setattr(intake_module, "resolve", lambda _: Some(NULL="null"))
-    received = Some(
-        bootstrap_host=LOCAL_MARK,
-        bootstrap_room=None,
+def received(host: str | None, room: int | None) -> Some:
+    return Some(
+        bootstrap_host=host,
+        bootstrap_room=room,
         rid="a",
         sampling_params=Some(beam_width=None),
         session_params=None,
@@ -183,17 +182,47 @@ def test_the_mark_passes_the_check_for_a_room_and_is_then_gone(monkeypatch: pyte
         positional_embed_overrides=None,
         lora_id=None,
     )
-    rooms: list[Any] = []
-    Intake(state).handle(lambda _, got: rooms.append(got.bootstrap_room), state.scheduler, received)
-    assert rooms == [ROOM]
-    made = Some(bootstrap_room=ROOM, time_stats=Some())
-    req = Intake(state).create(lambda *_: made, state.scheduler, received)
+
+
+def taken_in(intake: Intake, given: Some) -> tuple[Any, Any]:
+    """The room that SGLang's check sees, and the Req that comes of it."""
+    seen: list[Any] = []
+
+    def handle(scheduler: Any, got: Any) -> None:
+        seen.append(got.bootstrap_room)
+        seen.append(intake.create(make, scheduler, got))
+
+    def make(_: Any, got: Any) -> Some:
+        return Some(bootstrap_room=got.bootstrap_room, time_stats=Some(disagg_mode="decode"))
+
+    intake.handle(handle, intake.state.scheduler, given)
+    room, req = seen
+    return room, req
+
+
+def test_the_mark_passes_the_check_for_a_room_and_is_then_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, _, _ = world(free=5000)
+    monkeypatch.setattr(intake_module, "resolve", lambda _: Some(NULL="null"))
+    room, req = taken_in(Intake(state), received(LOCAL_MARK, None))
+    assert room == ROOM
     assert req.kvferry_local
     assert req.bootstrap_room is None
     assert req.time_stats.disagg_mode == "null"
-    unmarked = Some(bootstrap_host="10.0.0.1", bootstrap_room=None)
-    Intake(state).handle(lambda _, got: rooms.append(got.bootstrap_room), state.scheduler, unmarked)
-    assert rooms == [ROOM, None]
+
+
+@pytest.mark.parametrize("room", [None, ROOM, 0, 7])
+@pytest.mark.parametrize("host", [LOCAL_MARK, "10.0.0.1", None])
+def test_whatever_room_a_client_sends_only_the_mark_makes_a_request_local(
+    monkeypatch: pytest.MonkeyPatch, host: str | None, room: int | None
+) -> None:
+    state, _, _ = world(free=5000)
+    monkeypatch.setattr(intake_module, "resolve", lambda _: Some(NULL="null"))
+    intake = Intake(state)
+    marked = host == LOCAL_MARK and room is None
+    taken_in(intake, received(LOCAL_MARK, None))  # the one before leaves nothing behind
+    seen, req = taken_in(intake, received(host, room))
+    assert is_local(req) is marked
+    assert marked or (seen, req.bootstrap_room) == (room, room)
 
 
 def test_an_abort_by_prefix_takes_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
