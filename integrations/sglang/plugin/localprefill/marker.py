@@ -21,6 +21,7 @@ def translate(_: Any, request: Any, raw: Any = None) -> None:
     rooms = request.bootstrap_room
     if rooms is None or (isinstance(rooms, list) and all(room is None for room in rooms)):
         request.bootstrap_host = LOCAL_MARK
+        request.bootstrap_room = None  # SGLang takes a list for one prompt to its scheduler, which ends on it
 
 
 def asks_local(received: Any) -> bool:

@@ -20,6 +20,13 @@ def test_the_field_becomes_the_host() -> None:
     assert translated({LOCAL_MARK: True}, room=[None, None]) == LOCAL_MARK
 
 
+@pytest.mark.parametrize("room", [None, [], [None], [None, None]])
+def test_no_room_is_none_however_it_is_said(room: Any) -> None:
+    request = Some(bootstrap_host=None, bootstrap_room=room)
+    translate(None, request, Some(_json={LOCAL_MARK: True}))
+    assert asks_local(request)
+
+
 @pytest.mark.parametrize("body", [{}, {LOCAL_MARK: False}, {LOCAL_MARK: 1}, {LOCAL_MARK: "true"}, [], None])
 def test_nothing_else_does(body: Any) -> None:
     assert translated(body) is None
