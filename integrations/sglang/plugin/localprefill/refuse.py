@@ -60,6 +60,10 @@ WORKERS: tuple[tuple[str, Check], ...] = (
 )
 
 REQUESTS: tuple[tuple[str, Check], ...] = (
+    (
+        "empty prompts",
+        lambda r: r.input_embeds is None and not len(r.input_ids or ()),
+    ),  # they end SGLang's scheduler
     ("beam search", lambda r: (getattr(r.sampling_params, "beam_width", None) or 1) > 1),
     ("sessions", lambda r: r.session_params is not None or r.session_id is not None),
     ("multimodal input", lambda r: r.mm_inputs is not None),

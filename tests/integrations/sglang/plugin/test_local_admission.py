@@ -174,6 +174,7 @@ def received(host: str | None, room: int | None) -> Some:
         bootstrap_host=host,
         bootstrap_room=room,
         rid="a",
+        input_ids=[1],
         sampling_params=Some(beam_width=None),
         session_params=None,
         session_id=None,

@@ -1,5 +1,6 @@
 """Every worker and every request that local prefill refuses, each by the reason it gives."""
 
+from array import array
 from types import SimpleNamespace as Some
 from typing import Any
 
@@ -126,6 +127,7 @@ def test_the_table_above_is_complete() -> None:
 
 def request() -> Some:
     return Some(
+        input_ids=array("q", [1]),
         sampling_params=Some(beam_width=None),
         session_params=None,
         session_id=None,
@@ -137,6 +139,9 @@ def request() -> Some:
 
 
 WRONG_REQUESTS: list[tuple[str, str, Any]] = [
+    ("empty prompts", "input_ids", array("q")),
+    ("empty prompts", "input_ids", []),
+    ("empty prompts", "input_ids", None),
     ("beam search", "sampling_params", Some(beam_width=4)),
     ("sessions", "session_params", object()),
     ("sessions", "session_id", "s"),
