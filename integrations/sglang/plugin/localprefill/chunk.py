@@ -53,5 +53,6 @@ class ChunkLength:
         if self._token_s.value is None:
             return self.min_tokens
         left_s = self.itl_target_s - (self._step_s.value or 0.0)
-        pages = int(max(0.0, left_s / self._token_s.value) // self.page_tokens)
-        return min(self.max_tokens, max(self.min_tokens, pages * self.page_tokens))
+        fitting = min(float(self.max_tokens), left_s / self._token_s.value)  # which may be infinite
+        pages = int(max(0.0, fitting) // self.page_tokens)
+        return max(self.min_tokens, pages * self.page_tokens)

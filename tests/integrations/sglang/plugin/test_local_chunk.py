@@ -1,7 +1,7 @@
 """The length of a chunk of local prefill, from what chunks and decode steps were measured to take."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvferry.integrations.sglang.plugin.localprefill.chunk import ChunkLength
@@ -39,6 +39,7 @@ def test_without_decodes_there_is_nobody_to_wait_for(token_s: float, step_s: flo
 
 
 @given(st.lists(st.tuples(st.integers(-5, 4096), st.floats(-1.0, 1e6)), max_size=50), PAGES)
+@example([(4096, 1e-309)], 1)  # so fast that an infinity of tokens would fit
 def test_any_measurement_keeps_the_limits(samples: list[tuple[int, float]], page: int) -> None:
     chunk = ChunkLength(0.05, 100, 2000, page)
     for tokens, took_s in samples:
