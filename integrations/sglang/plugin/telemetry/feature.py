@@ -153,7 +153,8 @@ class Telemetry(Feature):
                 self._ended(request)
 
     def _dropped(self, _scheduler: Any, abort_req: Any, req: Any, *args: Any, **kwargs: Any) -> None:
-        self._ended(req, getattr(abort_req, "finished_reason", None))
+        if hasattr(req, "output_ids"):  # else it was refused as it came in, before there was a Req of it
+            self._ended(req, getattr(abort_req, "finished_reason", None))
 
     def _published(self, result: Any, _scheduler: Any, *args: Any, **kwargs: Any) -> None:
         if self.load is not None:

@@ -223,6 +223,21 @@ def test_a_request_that_a_full_queue_refused(worker: Callable[..., Worker]) -> N
     assert record.finish == "error"
 
 
+class Received(msgspec.Struct):
+    """As much of SGLang's TokenizedGenerateReqInput as matters: nothing can be hung on it."""
+
+    rid: str = "r1"
+    bootstrap_host: str | None = None
+    bootstrap_room: int | None = None
+
+
+def test_what_is_refused_as_it_comes_in_is_passed_over(worker: Callable[..., Worker]) -> None:
+    here = worker("decode")
+    for _ in range(3):
+        here.hook(".send_abort_output")(here.scheduler, None, Received())
+    assert not here.records()
+
+
 def test_the_first_wait_survives_a_retraction(worker: Callable[..., Worker]) -> None:
     here = worker("decode")
     request = request_of()
