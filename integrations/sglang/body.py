@@ -183,8 +183,7 @@ def _generate(raw: bytes) -> Body:
     if len(samples) != 1:
         raise BadRequest(f"sampling_params: every prompt of a batch must ask for the same n, not {samples}")
     limits = [_limit("max_new_tokens", one.max_new_tokens) for one in each]
-    wanted = body.return_logprob
-    starts = body.logprob_start_len or 0
+    wanted, starts = body.return_logprob, body.logprob_start_len or 0
     if min(starts if isinstance(starts, list) else [starts], default=0) < -1:  # would end SGLang's scheduler
         raise BadRequest(f"logprob_start_len is {starts}: must be from -1", param="logprob_start_len")
     return Body(
