@@ -1,10 +1,12 @@
 """Where a worker publishes its KV events, from what it says in /server_info."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+HOST = re.compile(r"[\w.:%\[\]-]{1,255}", re.ASCII)  # what ZeroMQ takes for one, and raises at all else
 WILDCARDS = frozenset(("*", "0.0.0.0", "::", "[::]"))
 MAX_RANKS = 1024
 MAX_PORT = 65535
@@ -33,6 +35,8 @@ def sources_of(url: str, info: Mapping[str, Any]) -> tuple[Source, ...]:
     if host in WILDCARDS:
         host = urlsplit(url).hostname or "127.0.0.1"
         host = f"[{host}]" if ":" in host else host
+    if not HOST.fullmatch(host):
+        raise ValueError(f"kv_events.endpoint_host is {host[:255]!r}: no host name or address")
     ranks = _within(told, "dp_size", 1, MAX_RANKS, 1)
     base = _within(told, "endpoint_port_base", 1, MAX_PORT - ranks + 1)
     replay = 0

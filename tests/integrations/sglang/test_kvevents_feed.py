@@ -203,6 +203,11 @@ def test_sources_are_found_on_the_workers_host_one_for_each_rank() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("endpoint_host", "no host"),
+        ("endpoint_host", "10.0.0.1/24"),
+        ("endpoint_host", "w\0"),
+        ("endpoint_host", "é"),
+        ("endpoint_host", "x" * 5000),
         ("endpoint_port_base", 0),
         ("endpoint_port_base", "5"),
         ("block_size", 0),
