@@ -47,7 +47,7 @@ def parse(url: str) -> Address:
     scheme = _ALIASES.get(scheme.lower(), scheme.lower())
     base, _, kind = scheme.partition("+")
     if not separator or base not in ("redis", "rediss", "unix") or kind not in ("", "sentinel", "cluster"):
-        raise StoreError(f"cannot use store URL '{redact(url)}'; understood are {SCHEMES}")
+        raise StoreError(f"cannot use store URL '{_shown(url)}'; understood are {SCHEMES}")
     try:
         if kind:
             return _many(base, kind, rest)
@@ -60,7 +60,14 @@ def parse(url: str) -> Address:
     except ValueError as error:
         # redis-py and urllib quote the piece they choke on, which may be a piece of a password
         detail = "host, port, database or an option is malformed" if "@" in url else str(error)
-        raise StoreError(f"cannot use store URL '{redact(url)}': {detail}") from None
+        raise StoreError(f"cannot use store URL '{_shown(url)}': {detail}") from None
+
+
+def _shown(url: str) -> str:
+    """Of what is no URL: a missing :// or a blank must not let its secret through."""
+    head, at, host = url.rpartition("@")
+    scheme, separator, _ = head.partition("://")
+    return redact(f"{scheme if separator else ''}{separator}***@{host}" if at else url)
 
 
 def _many(base: str, kind: str, rest: str) -> Address:

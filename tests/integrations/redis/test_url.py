@@ -33,7 +33,8 @@ def test_users_passwords_databases_and_tls_reach_the_client() -> None:
 @pytest.mark.parametrize(
     "url",
     ["http://u:hunter2@h", "h:6379", "redis://u:hunter2@h:port", "redis+sentinel://:hunter2@h:1",
-     "redis+cluster://", "redis://u:hunter2/x@h:1", "redis+nope://h", ""],
+     "redis+cluster://", "redis://u:hunter2/x@h:1", "redis+nope://h", "",
+     "redis//u:hunter2@h", "u:hunter2@h", "redis:/u:hunter2@h", "nope://u:x hunter2@h"],
 )  # fmt: skip
 def test_a_bad_url_is_one_line_without_its_secret(url: str) -> None:
     with pytest.raises(StoreError) as told:
