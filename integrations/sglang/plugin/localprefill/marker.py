@@ -7,19 +7,17 @@ from kvferry.integrations.sglang.plugin.wire import LOCAL_MARK
 
 def translate(_: Any, request: Any, raw: Any = None) -> None:
     """Before TokenizerManager.generate_request: a body's `do_local_prefill: true` becomes a bootstrap host,
-    the one field of SGLang's own that reaches the scheduler. A request with a bootstrap room is a split one.
+    the one field of SGLang's own that reaches the scheduler. A request with a bootstrap room is a split one,
+    but for one that says itself by its host that it is not.
 
     `raw` is Starlette's request, which keeps the body it has parsed.
     """
-    body = getattr(raw, "_json", None)
-    if (
-        not isinstance(body, dict)
-        or body.get(LOCAL_MARK) is not True
-        or not hasattr(request, "bootstrap_room")
-    ):
+    if not hasattr(request, "bootstrap_room"):
         return
-    rooms = request.bootstrap_room
-    if rooms is None or (isinstance(rooms, list) and all(room is None for room in rooms)):
+    body, rooms = getattr(raw, "_json", None), request.bootstrap_room
+    marked = isinstance(body, dict) and body.get(LOCAL_MARK) is True
+    alone = rooms is None or (isinstance(rooms, list) and all(room is None for room in rooms))
+    if request.bootstrap_host == LOCAL_MARK or (marked and alone):
         request.bootstrap_host = LOCAL_MARK
         request.bootstrap_room = None  # SGLang takes a list for one prompt to its scheduler, which ends on it
 

@@ -27,6 +27,15 @@ def test_no_room_is_none_however_it_is_said(room: Any) -> None:
     assert asks_local(request)
 
 
+@pytest.mark.parametrize("room", [None, 0, 7, [7], [7, None]])
+@pytest.mark.parametrize("body", [None, {}, {LOCAL_MARK: True}])
+def test_a_host_that_says_so_leaves_no_room(body: Any, room: Any) -> None:
+    # a client's own room, in a body to which a router has added the rest
+    request = Some(bootstrap_host=LOCAL_MARK, bootstrap_room=room)
+    translate(None, request, Some(_json=body))
+    assert asks_local(request)
+
+
 @pytest.mark.parametrize("body", [{}, {LOCAL_MARK: False}, {LOCAL_MARK: 1}, {LOCAL_MARK: "true"}, [], None])
 def test_nothing_else_does(body: Any) -> None:
     assert translated(body) is None
