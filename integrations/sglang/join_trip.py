@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvferry.integrations.log.record import Missing
-from kvferry.integrations.sglang.plugin.wire import RequestRecord
+from kvferry.integrations.sglang.plugin.wire import RID_CHARS, RequestRecord
 
 Key = int | tuple[str, str]  # a bootstrap room, or (worker, rid)
 
@@ -25,7 +25,7 @@ class Sent:
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        return self.rooms if self.split else tuple((self.prefill, rid) for rid in self.rids)
+        return self.rooms if self.split else tuple((self.prefill, rid[:RID_CHARS]) for rid in self.rids)
 
     def workers(self) -> dict[str, str]:
         """Worker by part: `prefill` and `decode`, or `alone`."""

@@ -10,6 +10,7 @@ import msgspec
 
 SCHEMA: Literal["kvferry.telemetry.v1"] = "kvferry.telemetry.v1"
 LOCAL_MARK = "do_local_prefill"  # sglang #34773's draft field; also what stands in bootstrap_host then
+RID_CHARS = 256  # of an id, which may be a client's own and as long as a body may be
 
 Role = Literal["prefill", "decode", "colocated", "local"]
 
@@ -74,7 +75,8 @@ class Queues(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="request"):
-    """One request that ended on one worker. Joined on `room` (split) or `rid`. May come twice.
+    """One request that ended on one worker. Joined on `room` (split) or `rid`, of which RID_CHARS are kept.
+    May come twice.
 
     `finish`: length, stop, abort or error. `wall_s`: `received_s` to the end, in the scheduler.
     `first_token_s`: `received_s` to the first token known there. `attempts`: prefills begun before the

@@ -191,6 +191,15 @@ async def test_a_colocated_request_is_known_by_worker_and_id() -> None:
     assert outcome.prompt_tokens == 9
 
 
+async def test_an_id_that_is_longer_than_records_keep_is_known_too() -> None:
+    world = World()
+    rid = "x" * 100_000
+    trip = world.alone(rid)
+    world.take("local", rid[: wire.RID_CHARS], stages=wire.Stages(prefill_s=1.0))
+    assert world.end(trip)
+    assert world.counts == {"joined": 1}
+
+
 async def test_a_record_that_took_longer_than_the_request_is_of_an_earlier_one() -> None:
     world = World()
     first = world.alone("mine")

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from kvferry.integrations.sglang.plugin.telemetry.moves import Move
 from kvferry.integrations.sglang.plugin.telemetry.stages import partition
-from kvferry.integrations.sglang.plugin.wire import Queues, RequestRecord, Role, Stages
+from kvferry.integrations.sglang.plugin.wire import RID_CHARS, Queues, RequestRecord, Role, Stages
 
 FAKE_HOST = "2.2.2.2"  # SGLang's FAKE_BOOTSTRAP_HOST: warm-up and health checks of prefill and decode workers
 HEALTH_CHECK = "HEALTH_CHECK"  # how the ids of its health checks begin
@@ -56,7 +56,7 @@ class Ended:
         return RequestRecord(
             worker=self.worker,
             role=self.role,
-            rid=self.rid,
+            rid=self.rid[:RID_CHARS],
             room=self.room,
             received_s=round(received, 6),
             ended_s=round(received + parts.wall_s, 6),

@@ -223,6 +223,13 @@ def test_a_request_that_a_full_queue_refused(worker: Callable[..., Worker]) -> N
     assert record.finish == "error"
 
 
+def test_a_client_cannot_fill_the_store_with_an_id(worker: Callable[..., Worker]) -> None:
+    here = worker("null")
+    here.hook(".send_abort_output")(here.scheduler, None, request_of(rid="x" * 4_000_000))
+    (record,) = here.records()
+    assert len(encode(record)) < 2000
+
+
 class Received(msgspec.Struct):
     """As much of SGLang's TokenizedGenerateReqInput as matters: nothing can be hung on it."""
 
