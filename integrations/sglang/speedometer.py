@@ -137,4 +137,4 @@ def _fit(steps: Sequence[float]) -> tuple[float, float]:
         return mean_s, 0.0
     slope = (sum_bt / count - sum_b * sum_t / count**2) / variance * 1e-6
     slope = min(max(slope, 0.0), mean_s / (sum_b / count))
-    return mean_s - slope * sum_b / count, slope
+    return max(0.0, mean_s - slope * sum_b / count), slope  # the difference of equals may be a hair below 0

@@ -87,6 +87,22 @@ def test_a_decode_step_is_found_from_its_moments(base_s: float, slope_s: float, 
     assert speed.decode_s_per_sequence == pytest.approx(slope_s, rel=1e-3, abs=1e-6)
 
 
+@given(
+    st.floats(1e-6, 0.01),
+    st.floats(1.0, 4.0),
+    st.lists(st.integers(1, 64), min_size=20, max_size=100),
+)
+def test_steps_that_grow_faster_than_their_batch_cost_no_negative_time(
+    unit_s: float, power: float, batches: list[int]
+) -> None:
+    times_us = [unit_s * 1e6 * size**power for size in batches]
+    sums = [sum(b * b for b in batches), sum(b * t for b, t in zip(batches, times_us, strict=True))]
+    seen = [float(len(batches)), float(sum(batches)), sum(times_us), *sums]
+    speed = Speedometer(PRIOR).read(loads(0, 0.0, seen), 0.0)
+    assert speed.decode_base_s >= 0.0  # a hair below would make the scores of an idle worker NaN
+    assert speed.decode_s_per_sequence >= 0.0
+
+
 def test_one_batch_size_gives_its_mean_and_no_slope() -> None:
     speed = Speedometer(PRIOR).read(loads(0, 0.0, moments(0.02, 0.001, [4] * 50)), 0.0)
     assert (speed.decode_base_s, speed.decode_s_per_sequence) == (pytest.approx(0.024), 0.0)
