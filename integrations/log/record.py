@@ -100,9 +100,10 @@ class Stages(msgspec.Struct, frozen=True):
     """Measured stages in seconds, in the order of the request's way: they add up to `e2e_s`. Null where
     nobody measured one, and where none such was.
 
-    ingress: from the router's door until the request stands in its first queue: HTTP, tokenizer, until the
-    scheduler looks (which it does between two forward passes), checks. Where router and worker share no
-    clock, that is no host, only what comes after the scheduler has looked. egress: from
+    rescue: given to attempts that failed before their first byte, until the one that served went out.
+    ingress: from there, or from the router's door, until the request stands in its first queue: HTTP,
+    tokenizer, until the scheduler looks (which it does between two forward passes), checks. Where router
+    and worker share no clock, that is no host, only what comes after the scheduler has looked. egress: from
     the scheduler's last token until the router has passed the answer on; null where they share none.
     bootstrap: until the pair has shaken hands and the decode worker has told its pages, less `alloc_s`, the
     part of it in which that worker had no KV room.
@@ -124,6 +125,7 @@ class Stages(msgspec.Struct, frozen=True):
     decode_queue_s: float | None = None
     decode_s: float | None = None
     egress_s: float | None = None
+    rescue_s: float | None = None
 
 
 class Moved(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from kvferry.integrations.log.record import DecisionRecord, Outcome, Stages
 
 # A row of the table: its name, the predicted term if there is one, and the stages that it is made of.
 _ROWS = (
+    ("given up", None, ("rescue_s",)),
     ("way in", None, ("ingress_s",)),
     ("queue", "queue_s", ("bootstrap_s", "queue_s")),
     ("prefill", "prefill_s", ("prefill_s",)),
@@ -65,7 +66,7 @@ def stages_table(record: DecisionRecord, outcome: Outcome) -> Table | None:
             if len(parts) > 1
             else "",
         )
-    if outcome.e2e_s:
+    if outcome.e2e_s and outcome.stages.decode_s is not None:
         total = sum(_value(outcome.stages, name) or 0.0 for name in outcome.stages.__struct_fields__)
         share = f"{text.percent(total / outcome.e2e_s)} of {text.duration(outcome.e2e_s)} end to end"
         table.add_row("sum", "", text.duration(total), share, style="bold")

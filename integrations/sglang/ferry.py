@@ -174,7 +174,8 @@ class Ferry:
         source = self.fleet.members[pre].worker
         if not isinstance(plan, Split):
             if source.role is Role.DECODE:
-                fields[LOCAL_MARK], fields["bootstrap_host"] = True, LOCAL_MARK
+                # whatever the client says of a bootstrap is not for this worker
+                fields |= {LOCAL_MARK: True, "bootstrap_host": LOCAL_MARK, "bootstrap_room": None}
             passage.sent(Sent(pre, dec, rids=tuple(told) if body.samples == 1 else ()))
             call = Call(dec, body.endpoint.value, body.with_fields(fields), rids, headers, body.stream)
             return await self.legs.colocated(call, deadline_s), call
@@ -225,10 +226,10 @@ class Ferry:
         if failure is not None:
             return Upstream(f"{failure}; no other plan is left: {error}")
         if passage.body.samples > 1 and passage.body.endpoint is not Endpoint.GENERATE:
-            return BadRequest(
-                f"n is {passage.body.samples}: several samples need a colocated worker, and none is there",
-                param="n",
-            )
+            model, members = passage.request.model, self.fleet.members.values()
+            if not any(one.worker.can_colocate and one.worker.model == model for one in members):
+                several = f"n is {passage.body.samples}: several samples need a colocated worker"
+                return BadRequest(f"{several}, and none is there", param="n")
         return NoWorker(f"{error}")
 
     def _split_keys(self, model: str) -> set[str]:

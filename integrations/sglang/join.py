@@ -141,7 +141,7 @@ class Join:
         missing: dict[str, Missing] = {**trip.missing, **dict.fromkeys(silent, "no_record")}
         hosts = {self.fleet.members[worker].worker.host for worker in trip.sent.workers().values()}
         try:
-            outcome = told(outcome, trip, door, one_clock=len(hosts) == 1, missing=missing)
+            outcome = told(record.request, outcome, trip, door, one_clock=len(hosts) == 1, missing=missing)
         except Exception:
             log.exception("records of %s make no sense: its outcome is written without them", record.id)
         self.write(record, outcome)

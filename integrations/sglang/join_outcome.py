@@ -5,20 +5,29 @@ from typing import Any
 
 import msgspec
 
-from kvferry.integrations.log.record import Missing, Moved, Outcome, Stages
+from kvferry.integrations.log.record import Missing, Moved, Outcome, RequestFacts, Stages
 from kvferry.integrations.sglang.join_stages import Door, alone_stages, egress_s, ingress_s, split_stages
 from kvferry.integrations.sglang.join_trip import Trip
 from kvferry.integrations.sglang.plugin.wire import RequestRecord
 
+_BEFORE_TOKEN = ("bootstrap_s", "alloc_s", "queue_s", "prefill_s", "transfer_s", "decode_queue_s")
+
 
 def told(
-    outcome: Outcome, trip: Trip, door: Door, *, one_clock: bool, missing: Mapping[str, Missing]
+    request: RequestFacts,
+    outcome: Outcome,
+    trip: Trip,
+    door: Door,
+    *,
+    one_clock: bool,
+    missing: Mapping[str, Missing],
 ) -> Outcome:
     """`outcome` with stages, bytes and queues as far as records have come; `missing`: for the rest, why.
 
     Of several sequences the last one to end is the one that the answer waited for: stages and queues are
     its; bytes, descriptors, cached tokens and retractions are sums over all. What is not in the records
-    stays as the workers' answers told it.
+    stays as the workers' answers told it. A stream shows its first token at the door, but not always how many
+    tokens it had; an unstreamed answer tells the latter alone.
     """
     alone, prefills, decodes = (trip.of(part) for part in ("alone", "prefill", "decode"))
     ending = alone or decodes or prefills
@@ -33,10 +42,13 @@ def told(
         egress_s=egress_s(final, trip.sent.decode, door) if final else None,
     )
     computing, decoding = (alone or prefills).values(), (alone or decodes).values()
-    ttft_s = outcome.ttft_s
+    ttft_s = outcome.ttft_s if request.stream else _first_token_s(lone, within, ends, outcome)
+    output_tokens = sum(record.output_tokens for record in decoding) or outcome.output_tokens
     return msgspec.structs.replace(
         outcome,
-        ttft_s=_first_token_s(lone, ends) if ttft_s is None and lone else ttft_s,
+        ttft_s=ttft_s,
+        output_tokens=output_tokens,
+        itl_s=_itl_s(outcome, output_tokens, request.sequences),
         prompt_tokens=outcome.prompt_tokens or sum(record.prompt_tokens for record in ending.values()),
         cached_tokens=sum(r.cached_tokens for r in computing) if computing else outcome.cached_tokens,
         stages=_over(_over(outcome.stages, within), ends),
@@ -53,12 +65,28 @@ def _over(below: Stages, above: Stages) -> Stages:
     return msgspec.structs.replace(below, **given)
 
 
-def _first_token_s(record: RequestRecord, ends: Stages) -> float | None:
-    """Of an unstreamed colocated answer, which does not show it."""
-    if record.first_token_s is None:
-        return None
-    prepared_s = record.stages.prepare_s or 0.0  # which is in both
-    return round((ends.ingress_s or 0.0) - prepared_s + record.first_token_s, 6)
+def _first_token_s(
+    lone: RequestRecord | None, within: Stages, ends: Stages, outcome: Outcome
+) -> float | None:
+    """Of an unstreamed answer, which does not show it: all that comes before decoding. What the router saw
+    stays where a part of that is not known."""
+    if ends.egress_s is None and outcome.ttft_s is not None:
+        return outcome.ttft_s  # another host: how long the request was on its way there is not known
+    before_s = (ends.ingress_s or 0.0) + (outcome.stages.rescue_s or 0.0)
+    if lone is not None:
+        if lone.first_token_s is None:
+            return outcome.ttft_s
+        return round(before_s - (lone.stages.prepare_s or 0.0) + lone.first_token_s, 6)  # which is in both
+    spent = [getattr(within, name) for name in _BEFORE_TOKEN]
+    return outcome.ttft_s if None in spent else round(before_s + sum(spent), 6)
+
+
+def _itl_s(outcome: Outcome, output_tokens: int | None, sequences: int) -> float | None:
+    """Over as many tokens as there truly were; the router had counted events."""
+    if outcome.itl_s is None or not output_tokens or not outcome.output_tokens:
+        return outcome.itl_s
+    counted, true = (max(1.0, n / sequences - 1) for n in (outcome.output_tokens, output_tokens))
+    return outcome.itl_s * counted / true
 
 
 def _moved(prefills: Iterable[RequestRecord]) -> dict[str, Any]:

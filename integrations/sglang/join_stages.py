@@ -13,8 +13,8 @@ _UNTIL = {
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """When the request came and when its answer was out, on the router's clock (Unix seconds); `here`:
-    workers on the router's own host, whose marks can be compared with it."""
+    """When the request (its last attempt) came and when its answer was out, on the router's clock (Unix
+    seconds); `here`: workers on the router's own host, whose marks can be compared with it."""
 
     came_s: float
     left_s: float
@@ -42,7 +42,7 @@ def split_stages(
         p = prefill.stages
         if decode is not None:
             inside_s = _alloc_inside(prefill, decode, one_clock)
-        stages["bootstrap_s"] = None if p.bootstrap_s is None else p.bootstrap_s - inside_s
+        stages["bootstrap_s"] = None if p.bootstrap_s is None else max(0.0, p.bootstrap_s - inside_s)
         stages["queue_s"] = _sum(p.alloc_s, p.queue_s)
         stages["prefill_s"] = p.prefill_s
         stages["transfer_s"] = _acknowledged_s(prefill)

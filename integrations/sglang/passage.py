@@ -1,5 +1,6 @@
 """One request on its way through the router: decided, counted while in flight, recorded at its end."""
 
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from kvferry.policy.worker import Role
 if TYPE_CHECKING:
     from kvferry.integrations.sglang.ferry import Ferry
 
+log = logging.getLogger("kvferry.rescue")
+
 
 @dataclass(slots=True, eq=False)
 class Passage:
@@ -49,6 +52,7 @@ class Passage:
     error: str | None = None
     ended: bool = False
     trip: Trip | None = None
+    attempt_s: float = 0.0
     _key: str = ""
 
     def decide(self, excluded: Iterable[str]) -> Decision:
@@ -60,6 +64,7 @@ class Passage:
         took_s = time.perf_counter() - begun
         ferry.metrics.decide_s.observe(took_s)
         self.decision = decision
+        self.attempt_s = ferry.clock() if self.given_up else self.started_s
         self._enter(decision)
         if self.record is None:
             self.record = record_of(
@@ -97,7 +102,10 @@ class Passage:
     def give_up(self) -> None:
         """This plan failed before its first byte."""
         assert self.decision is not None
-        self.given_up.append(self.decision.plan.key)
+        plan = self.decision.plan.key
+        took_s = self.ferry.clock() - self.attempt_s
+        log.warning("%s: gave up %s after %.1f s: %s", self.request.id, plan, took_s, self.error)
+        self.given_up.append(plan)
         self.ferry.metrics.rescues.labels(self.decision.mode.value).inc()
         self._leave()
         if self.trip is not None:
@@ -181,6 +189,7 @@ class Passage:
                 queue_s=source.queue_s,
                 prefill_s=source.prefill_s,
                 transfer_s=before.after_prefill_s if split else None,
+                rescue_s=self.attempt_s - self.started_s if rescued else None,
             ),
             rescued_from=tuple(self.given_up),
             served_by=plan.key if rescued and status == "ok" else "",
@@ -193,7 +202,7 @@ class Passage:
         workers = sent.workers().values() if sent is not None else ()
         here = frozenset(worker for worker in workers if is_here(members[worker].worker.host))
         now_s = time.time()
-        return Door(now_s - (self.ferry.clock() - self.started_s), now_s, here)
+        return Door(now_s - (self.ferry.clock() - self.attempt_s), now_s, here)
 
     def _ttft_s(self) -> float | None:
         """Seen at the door when streamed. Otherwise nothing shows the first token itself: a split has the

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -50,6 +50,7 @@ class Poller:
     session: aiohttp.ClientSession
     targets: Sequence[Target]
     interval_s: float = 0.25
+    store_up: Callable[[], bool] = lambda: True
     headers: Mapping[str, str] = field(default_factory=dict)
     kv_events: KVEvents | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -170,6 +171,8 @@ class Poller:
     def _listen(self, worker: Worker) -> None:
         """Say when a plugin is not heard any more that should be, and when it is again."""
         key, silence = f"{worker.id} telemetry", self.fleet.silence(worker.id)
+        if silence == "unheard" and not self.store_up():
+            return  # nothing is heard of anybody, and that was told
         if silence == "unheard":
             about = not_known(worker, silence)
             self._tell(key, f"{worker.id}: nothing is heard from its plugin{about}", logging.WARNING)

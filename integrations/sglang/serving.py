@@ -86,6 +86,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
             settings.poll_interval_s,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             kv_events=kv_events,
+            store_up=lambda: sink.up,
         )
         publisher = Publisher(store, fleet, sink.health, router=name)
         legs = Legs(session, fleet)

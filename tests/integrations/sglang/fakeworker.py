@@ -164,7 +164,7 @@ class FakeWorker:
             )
         if (act.trouble in ("reset", "hang") and not act.after) or (act.trouble == "reset" and not stream):
             return await self._misbehave(request, act)
-        split = "bootstrap_room" in body
+        split = body.get("bootstrap_room") is not None
         if self.role != "colocated" and not split:
             told = "Invalid request: Disaggregated request received without bootstrap room id. req.rid='x'"
             return web.json_response({"error": {"message": told}}, status=400)

@@ -37,9 +37,33 @@ async def test_what_it_cannot_serve_alone_is_split(
     answer = await router.post(body={**SHORT, "stream": stream})
     assert (answer.status, answer.plan) == (200, f"split:{pre.url}>{dec.url}@mooncake")
     assert dec.seen[0].json["do_local_prefill"] is True
-    assert "bootstrap_room" not in dec.seen[0].json
+    assert dec.seen[0].json["bootstrap_room"] is None
     assert "do_local_prefill" not in dec.seen[1].json
     assert router.record(answer.headers).outcome.rescued_from == (f"colocated:{dec.url}",)
+
+
+async def test_what_a_client_says_of_a_bootstrap_is_not_passed_on(
+    cluster: Any, route: Any, fake: Any, eventually: Any
+) -> None:
+    _, dec = cluster
+    router = await route(*cluster, policy="always_colocated")
+    dec.act = fake.Act(body=b'{"text": "x", "output_ids": [1], "meta_info": {}}', alone=True)
+    dec.role = "colocated"  # as to whether it answers without a bootstrap room
+    answer = await router.post(body={**SHORT, "bootstrap_room": 5, "bootstrap_host": "elsewhere"})
+    assert (answer.status, answer.plan) == (200, f"colocated:{dec.url}")
+    sent = dec.seen[0].json
+    assert (sent["bootstrap_room"], sent["bootstrap_host"]) == (None, "do_local_prefill")
+
+
+async def test_several_samples_wait_for_a_worker_that_is_down(
+    cluster: Any, route: Any, eventually: Any
+) -> None:
+    _, dec = cluster
+    router = await route(*cluster)
+    body = {"model": "Qwen3-8B", "messages": [{"role": "user", "content": "x"}], "n": 2}
+    await dec.kill()
+    await eventually(lambda: not router.ferry.fleet.members[dec.url].worker.healthy)
+    assert (await router.post("/v1/chat/completions", body=body)).status == 503
 
 
 async def test_a_mistake_of_the_client_is_told_at_once(cluster: Any, route: Any, fake: Any) -> None:
