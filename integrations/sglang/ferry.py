@@ -76,6 +76,7 @@ class Ferry:
     def passage(self, body: Body, started_s: float) -> Passage:
         """Everything the policy needs to know of this request. ApiError when it cannot be served."""
         model = self._model(body.model)
+        self._check_ids(body, self.fleet.vocab_tokens(model))
         prompt_tokens = body.prompt_units
         if not body.exact:
             prompt_tokens = self.ratio.tokens(model, body.endpoint.value, body.prompt_units)
@@ -253,6 +254,13 @@ class Ferry:
             param="model",
             code="model_not_found",
         )
+
+    @staticmethod
+    def _check_ids(body: Body, vocab_tokens: int) -> None:
+        """An id that the model does not know would end SGLang's scheduler, and all requests with it."""
+        largest = max((max(prompt) for prompt in body.prompts if prompt), default=0) if body.exact else 0
+        if 0 < vocab_tokens <= largest:
+            raise BadRequest(f"token id {largest} is beyond the model's vocabulary of {vocab_tokens}")
 
     def _held(self, model: str, hashes: tuple[int, ...], body: Body, prompt_tokens: int) -> dict[str, int]:
         keys = PrefixKeys(body.prompts[0], hashes) if comparable(body) else None

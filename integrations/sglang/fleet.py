@@ -45,6 +45,7 @@ class Held(Protocol):
 class Member:
     """One worker: what it said, how fast it is, what it holds, and whether it is alive.
 
+    `vocab_tokens`: how many ids its model knows, where its plugin tells; 0 where nobody does.
     `kv` is what it tells of its cache, where it does; `prefixes` what can be guessed from the requests sent.
     `watchers` are called once when the worker goes down: legs on it end instead of waiting. `plugin` is what
     runs inside it, `heard_s` when that last told something (at first: when the worker was admitted).
@@ -58,6 +59,7 @@ class Member:
     why_down: str = ""
     plugin: PluginInfo = NO_PLUGIN
     heard_s: float = 0.0
+    vocab_tokens: int = 0
     stalls: StallMeter = field(default_factory=StallMeter)
 
     @classmethod
@@ -107,6 +109,11 @@ class Fleet:
     def models(self) -> list[str]:
         """Models that some known worker serves."""
         return sorted({member.worker.model for member in self.members.values()})
+
+    def vocab_tokens(self, model: str) -> int:
+        """How many ids every worker of a model knows, of those that tell; 0 when none does."""
+        known = [one.vocab_tokens for one in self.members.values() if one.worker.model == model]
+        return min(filter(None, known), default=0)
 
     def admit(self, worker: Worker, plugin: PluginInfo = NO_PLUGIN) -> Member:
         """A worker is there (again): its old state, if any, is forgotten."""
@@ -167,6 +174,7 @@ class Fleet:
     def described(self, worker_id: str, told: WorkerRecord) -> None:
         """A plugin has told how its worker keeps KV: that ends a guess at it."""
         member = self.members[worker_id]
+        member.vocab_tokens = max(0, told.vocab_tokens)
         shape = shape_told(member.worker, told)
         if shape is not None:
             member.worker = dataclasses.replace(member.worker, shape=shape)

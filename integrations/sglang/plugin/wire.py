@@ -163,6 +163,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="worker"
     dp: int = 1
     bytes_per_token: int = 0
     max_total_tokens: int = 0
+    vocab_tokens: int = 0
     transports: dict[str, int | None] = {}
     local_prefill: bool = False
     host: str = ""

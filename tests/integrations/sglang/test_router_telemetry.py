@@ -391,3 +391,19 @@ async def test_a_request_that_a_decode_worker_runs_alone_is_joined_by_its_id(
     assert outcome.found == {"local": {}}
     assert outcome.ttft_s == pytest.approx(0.75, abs=0.3)
     assert outcome.missing == {}
+
+
+async def test_an_id_that_the_model_does_not_know_reaches_no_worker(
+    fake: Any, worker: Any, route: Any, tell: Any, eventually: Any
+) -> None:
+    one = await worker(internal_states=states(fake, "colocated", "ic"))
+    router = await route(one)
+    last = {"input_ids": [5, 4095], "sampling_params": {"max_new_tokens": 4}}
+    await tell(wire.WorkerRecord("ic", vocab_tokens=4096))
+    await eventually(lambda: router.ferry.fleet.vocab_tokens("Qwen3-8B") == 4096)
+    assert (await router.post(body=last)).status == 200
+    for beyond in ([5, 4096], [99_999_999], [[1, 2], [3, 4096]]):
+        answer = await router.post(body={**last, "input_ids": beyond})
+        assert answer.status == 400
+        assert b"is beyond the model's vocabulary of 4096" in answer.raw
+    assert len(one.seen) == 1

@@ -45,6 +45,7 @@ def worker_record(
         dp=int(args.dp_size),
         bytes_per_token=bytes_per_token(pool, page_size),
         max_total_tokens=int(scheduler.max_total_num_tokens),
+        vocab_tokens=int(model.vocab_size),
         transports=transports,
         local_prefill=local,
     )

@@ -52,7 +52,11 @@ def scheduler_of(mode: str) -> Any:
             pp_size=1, dp_size=1, disaggregation_bootstrap_port=8998, disaggregation_transfer_backend="nixl",
         ),
         model_config=SimpleNamespace(
-            num_hidden_layers=9, head_dim=64, v_head_dim=32, get_total_num_kv_heads=lambda: 8
+            num_hidden_layers=9,
+            head_dim=64,
+            v_head_dim=32,
+            vocab_size=32_000,
+            get_total_num_kv_heads=lambda: 8,
         ),
         token_to_kv_pool_allocator=SimpleNamespace(
             get_kvcache=lambda: SimpleNamespace(
@@ -341,6 +345,7 @@ def test_what_a_worker_tells_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     record = worker_record(scheduler, "i1", transports_of(scheduler), local=False)
     assert (record.url, record.role, record.dtype) == ("http://10.0.0.5:30000", "prefill", "bfloat16")
     assert (record.layers, record.kv_heads, record.head_dim, record.v_head_dim) == (4, 8, 64, 32)
+    assert record.vocab_tokens == 32_000
     assert record.bytes_per_token == 8 * 1024 // 16
     assert (record.tp, record.page_size, record.max_total_tokens) == (2, 16, 1000)
     assert record.transports == {"nixl": 8998}
