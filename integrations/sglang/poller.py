@@ -171,11 +171,10 @@ class Poller:
     def _listen(self, worker: Worker) -> None:
         """Say when a plugin is not heard any more that should be, and when it is again."""
         key, silence = f"{worker.id} telemetry", self.fleet.silence(worker.id)
-        if silence == "unheard" and not self.store_up():
-            return  # nothing is heard of anybody, and that was told
         if silence == "unheard":
             about = not_known(worker, silence)
-            self._tell(key, f"{worker.id}: nothing is heard from its plugin{about}", logging.WARNING)
+            if self.store_up():  # else nothing is heard of anybody, and that was told
+                self._tell(key, f"{worker.id}: nothing is heard from its plugin{about}", logging.WARNING)
         elif self._told.pop(key, None):
             log.info("%s: its plugin is heard again", worker.id)
 

@@ -17,10 +17,11 @@ import aiohttp
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kvferry.integrations.redis.connection import open_store
+from kvferry.integrations.redis.connection import Store, open_store
 from kvferry.integrations.redis.embedded import server_binary
 from kvferry.integrations.redis.leases import Leases
 from kvferry.integrations.sglang import legs
+from kvferry.integrations.sglang.plugin.wire import Record, encode
 from kvferry.integrations.sglang.poller import Target
 from kvferry.integrations.sglang.serving import running
 from kvferry.integrations.sglang.settings import Settings
@@ -198,3 +199,22 @@ async def pair(worker: Any) -> Any:
         return SimpleNamespace(pre=pre, dec=dec, col=col, all=(*pre, *dec, *col))
 
     return make
+
+
+@pytest.fixture
+async def store(store_url: str) -> AsyncIterator[Store]:
+    opened = await open_store(store_url)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def tell(store: Store) -> Callable[..., Any]:
+    """await tell(record, ...): as the workers' plugins do."""
+
+    async def send(*records: Record | bytes) -> None:
+        for record in records:
+            data = record if isinstance(record, bytes) else encode(record)
+            await store.client.xadd(store.keys.telemetry, {"data": data})
+
+    return send

@@ -21,6 +21,13 @@ def golden(name: str) -> Any:
     return json.loads((GOLDEN / f"{name}.json").read_text())
 
 
+def states(role: str, instance: str, **features: Any) -> list[Any]:
+    """/server_info's internal states of a worker with the plugin."""
+    told = {"telemetry": {"on": True}, **features}
+    (state,) = golden(f"{role}_server_info")["internal_states"]
+    return [{**state, "kvferry": {"version": "1.2", "instance": instance, "features": told}}]
+
+
 @dataclass
 class Act:
     """How one request is answered. `after` counts the events that come before the trouble.

@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,38 +11,11 @@ from typing import Any
 import pytest
 
 from kvferry.integrations.log.codec import read_record
-from kvferry.integrations.redis.connection import Store, open_store
 from kvferry.integrations.sglang import fleet as fleet_module
 from kvferry.integrations.sglang.plugin import wire
-from kvferry.integrations.sglang.plugin.wire import LoadRecord, LocalLoad, RequestRecord, Transfer
+from kvferry.integrations.sglang.plugin.wire import RequestRecord, Transfer
 
 TEXT = {"text": "hello " * 20}
-
-
-def states(fake: Any, role: str, instance: str, **features: Any) -> list[Any]:
-    """/server_info's internal states of a worker with the plugin."""
-    told = {"telemetry": {"on": True}, **features}
-    (state,) = fake.golden(f"{role}_server_info")["internal_states"]
-    return [{**state, "kvferry": {"version": "1.2", "instance": instance, "features": told}}]
-
-
-@pytest.fixture
-async def store(store_url: str) -> AsyncIterator[Store]:
-    opened = await open_store(store_url)
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-def tell(store: Store) -> Callable[..., Any]:
-    """await tell(record, ...): as the workers' plugins do."""
-
-    async def send(*records: wire.Record | bytes) -> None:
-        for record in records:
-            data = record if isinstance(record, bytes) else wire.encode(record)
-            await store.client.xadd(store.keys.telemetry, {"data": data})
-
-    return send
 
 
 @pytest.fixture
@@ -52,8 +24,8 @@ def pair_of(fake: Any, worker: Any) -> Any:
 
     async def make(*, decode_tells: bool = True) -> Any:
         rooms = fake.Rooms()
-        pre = await worker("prefill", rooms, internal_states=states(fake, "prefill", "ip"))
-        told = {"internal_states": states(fake, "decode", "id")} if decode_tells else {}
+        pre = await worker("prefill", rooms, internal_states=fake.states("prefill", "ip"))
+        told = {"internal_states": fake.states("decode", "id")} if decode_tells else {}
         return SimpleNamespace(pre=pre, dec=await worker("decode", rooms, **told))
 
     return make
@@ -185,11 +157,11 @@ async def test_only_the_attempt_that_served_is_joined(
     pres = [
         await worker(
             "prefill", rooms, disaggregation_bootstrap_port=7000 + n,
-            internal_states=states(fake, "prefill", f"i{n}"),
+            internal_states=fake.states("prefill", f"i{n}"),
         )
         for n in range(2)
     ]  # fmt: skip
-    dec = await worker("decode", rooms, internal_states=states(fake, "decode", "id"))
+    dec = await worker("decode", rooms, internal_states=fake.states("decode", "id"))
     router = await route(*pres, dec)
     answer = await router.post(body=TEXT)
     while not router.record(answer.headers).outcome.rescued_from:
@@ -211,7 +183,7 @@ async def test_only_the_attempt_that_served_is_joined(
 async def test_a_colocated_request_is_joined_by_its_id(
     rid: str | None, fake: Any, worker: Any, route: Any, tell: Any, eventually: Any
 ) -> None:
-    one = await worker(internal_states=states(fake, "colocated", "ic"))
+    one = await worker(internal_states=fake.states("colocated", "ic"))
     router = await route(one)
     answer = await router.post(body={**TEXT, **({"rid": rid} if rid else {})})
     known = one.seen[-1].json["rid"]
@@ -247,23 +219,6 @@ async def test_a_plugin_that_writes_to_another_store_is_not_waited_for(
     assert set(router.record(answer.headers).outcome.missing.values()) == {"unheard"}
 
 
-async def test_a_plugin_that_falls_silent_is_told_of_once(
-    fake: Any, worker: Any, route: Any, tell: Any, eventually: Any, monkeypatch: Any, caplog: Any
-) -> None:
-    caplog.set_level(logging.INFO)
-    one = await worker("decode", internal_states=states(fake, "decode", "id"))
-    await route(one)
-    silent = f"{one.url}: nothing is heard from its plugin; not known: wait for KV room"
-    monkeypatch.setattr(fleet_module, "UNHEARD_AFTER_S", 0.0)
-    await eventually(lambda: silent in caplog.text)
-    polls = one.polls
-    await eventually(lambda: one.polls > polls + 2)
-    assert caplog.text.count(silent) == 1
-    monkeypatch.setattr(fleet_module, "UNHEARD_AFTER_S", 60.0)
-    await tell(LoadRecord("id"))
-    await eventually(lambda: f"{one.url}: its plugin is heard again" in caplog.text)
-
-
 async def test_the_end_of_the_router_writes_what_it_holds_back(
     fake: Any, pair_of: Any, store_url: str, tmp_path: Path, monkeypatch: Any, eventually: Any
 ) -> None:
@@ -287,62 +242,10 @@ async def test_the_end_of_the_router_writes_what_it_holds_back(
     assert set(record.outcome.missing.values()) == {"no_record"}
 
 
-async def test_measured_stalls_reach_the_policy(
-    fake: Any, worker: Any, route: Any, tell: Any, eventually: Any
-) -> None:
-    one = await worker("decode", internal_states=states(fake, "decode", "id"))
-    router = await route(one)
-    member = router.ferry.fleet.members[one.url]
-
-    def stall_s_per_token() -> float:
-        return float(member.worker.load.stall_s_per_token)
-
-    assert stall_s_per_token() == 0.0
-    await tell(LoadRecord("id", local=LocalLoad(stalls=1, stalled_tokens=1000, stall_s=0.05)))
-    await eventually(lambda: stall_s_per_token() == pytest.approx(5e-5))
-    polls = one.polls
-    await eventually(lambda: one.polls > polls + 1)  # a poll does not forget it
-    assert stall_s_per_token() == pytest.approx(5e-5)
-    await tell(LoadRecord("of another worker", local=LocalLoad(stalls=1, stalled_tokens=10, stall_s=9.0)))
-    await tell(LoadRecord("id", local=LocalLoad(stalls=9, stalled_tokens=9000, stall_s=0.85)))
-    await eventually(lambda: stall_s_per_token() == pytest.approx(0.85 / 9000, rel=0.05))
-    cluster = router.ferry.fleet.cluster(member.worker.model)
-    assert cluster.state.stall_s_per_token.max() == stall_s_per_token()
-
-
-async def test_a_restarted_worker_is_another_instance(
-    fake: Any, worker: Any, route: Any, tell: Any, eventually: Any
-) -> None:
-    one = await worker("colocated", internal_states=states(fake, "colocated", "before"))
-    router = await route(one)
-    fleet = router.ferry.fleet
-    assert fleet.instances == {"before": one.url}
-    await one.kill()
-    await eventually(lambda: not fleet.members[one.url].worker.healthy)
-    one.info["internal_states"] = states(fake, "colocated", "after")
-    await one.start()
-    await eventually(lambda: fleet.instances == {"after": one.url})
-    assert fleet.heard("before") is None
-
-
-async def test_what_is_no_record_is_counted_and_told_once(
-    worker: Any, route: Any, tell: Any, eventually: Any, caplog: Any
-) -> None:
-    router = await route(await worker())
-
-    async def count() -> bool:
-        text = (await router.get("/metrics")).raw.decode()
-        return "kvferry_telemetry_undecodable_total 3.0" in text
-
-    await tell(b"", b"\xff{", b'{"type": "of the future"}')
-    await eventually(count)
-    assert caplog.text.count("telemetry that cannot be read") == 1
-
-
 async def test_a_client_that_is_refused_is_not_waited_for(
     fake: Any, worker: Any, route: Any, eventually: Any
 ) -> None:
-    one = await worker(internal_states=states(fake, "colocated", "ic"))
+    one = await worker(internal_states=fake.states("colocated", "ic"))
     router = await route(one)
     one.act = fake.Act(status=400)
     answer = await router.post(body=TEXT)
@@ -375,7 +278,7 @@ async def test_many_requests_at_once_are_each_joined_with_their_own(
 async def test_a_request_that_a_decode_worker_runs_alone_is_joined_by_its_id(
     fake: Any, worker: Any, route: Any, tell: Any, eventually: Any
 ) -> None:
-    told = states(fake, "decode", "id", local_prefill={"on": True})
+    told = fake.states("decode", "id", local_prefill={"on": True})
     one = await worker("decode", internal_states=told)
     router = await route(one)
     one.act = fake.Act(body=b'{"text": "x", "output_ids": [1], "meta_info": {}}', alone=True)
@@ -391,19 +294,3 @@ async def test_a_request_that_a_decode_worker_runs_alone_is_joined_by_its_id(
     assert outcome.found == {"local": {}}
     assert outcome.ttft_s == pytest.approx(0.75, abs=0.3)
     assert outcome.missing == {}
-
-
-async def test_an_id_that_the_model_does_not_know_reaches_no_worker(
-    fake: Any, worker: Any, route: Any, tell: Any, eventually: Any
-) -> None:
-    one = await worker(internal_states=states(fake, "colocated", "ic"))
-    router = await route(one)
-    last = {"input_ids": [5, 4095], "sampling_params": {"max_new_tokens": 4}}
-    await tell(wire.WorkerRecord("ic", vocab_tokens=4096))
-    await eventually(lambda: router.ferry.fleet.vocab_tokens("Qwen3-8B") == 4096)
-    assert (await router.post(body=last)).status == 200
-    for beyond in ([5, 4096], [99_999_999], [[1, 2], [3, 4096]]):
-        answer = await router.post(body={**last, "input_ids": beyond})
-        assert answer.status == 400
-        assert b"is beyond the model's vocabulary of 4096" in answer.raw
-    assert len(one.seen) == 1
