@@ -11,7 +11,7 @@ from kvferry.integrations.log.convert import joined
 from kvferry.integrations.log.record import DecisionRecord, Outcome
 from kvferry.integrations.redis.sink import Sink
 from kvferry.integrations.sglang.body import Body, Endpoint
-from kvferry.integrations.sglang.book import Book
+from kvferry.models.book import Book
 from kvferry.integrations.sglang.errors import ApiError, BadRequest, NoWorker, Upstream
 from kvferry.integrations.sglang.fleet import Fleet
 from kvferry.integrations.sglang.join import Join

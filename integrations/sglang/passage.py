@@ -11,7 +11,7 @@ from kvferry.integrations.log.record import DecisionRecord, Outcome, Stages, Sta
 from kvferry.integrations.redis.leases import LeaseEntry
 from kvferry.integrations.sglang.answer import Usage
 from kvferry.integrations.sglang.body import Body
-from kvferry.integrations.sglang.book import Entry
+from kvferry.models.book import Entry
 from kvferry.integrations.sglang.fleet import Member, path_key
 from kvferry.integrations.sglang.join_clock import is_here
 from kvferry.integrations.sglang.join_stages import Door

@@ -19,7 +19,7 @@ from kvferry.integrations.redis.sink import Sink
 from kvferry.integrations.redis.telemetry import TelemetryFollower
 from kvferry.integrations.redis.url import StoreError
 from kvferry.integrations.redis.view import View
-from kvferry.integrations.sglang.book import Book
+from kvferry.models.book import Book
 from kvferry.integrations.sglang.breaker import Breakers
 from kvferry.integrations.sglang.ferry import Ferry
 from kvferry.integrations.sglang.fleet import Fleet

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.integrations.sglang.book import Book, Entry, Totals
+from kvferry.models.book import Book, Entry, Totals
 from kvferry.integrations.sglang.breaker import TRIAL_S, Breakers, uses
 from kvferry.integrations.sglang.describe import worker_of
 from kvferry.integrations.sglang.fleet import Fleet

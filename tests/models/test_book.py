@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.integrations.sglang.book import HISTORY_S, PROMISED, Book, Entry, Totals
+from kvferry.models.book import HISTORY_S, PROMISED, Book, Entry, Totals
 
 WORKERS = ("a", "b", "c")
 steps = st.lists(

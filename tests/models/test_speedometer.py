@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.integrations.sglang.speedometer import Speedometer
+from kvferry.models.speedometer import Speedometer
 from kvferry.policy.worker import Speed
 
 PRIOR = Speed(prefill_base_s=0.01, prefill_s_per_token=1e-3)
