@@ -11,7 +11,6 @@ from kvferry.integrations.log.convert import joined
 from kvferry.integrations.log.record import DecisionRecord, Outcome
 from kvferry.integrations.redis.sink import Sink
 from kvferry.integrations.sglang.body import Body, Endpoint
-from kvferry.models.book import Book
 from kvferry.integrations.sglang.errors import ApiError, BadRequest, NoWorker, Upstream
 from kvferry.integrations.sglang.fleet import Fleet
 from kvferry.integrations.sglang.join import Join
@@ -25,6 +24,7 @@ from kvferry.integrations.sglang.plugin.wire import LOCAL_MARK
 from kvferry.integrations.sglang.poller import Poller
 from kvferry.integrations.sglang.recent import Recent
 from kvferry.integrations.sglang.settings import Settings
+from kvferry.models.book import Book
 from kvferry.models.prefix import BLOCK_BYTES, BLOCK_TOKENS, block_hashes
 from kvferry.models.prefix_keys import PrefixKeys
 from kvferry.models.tokens import TokenRatio

@@ -8,17 +8,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvferry.integrations.log.record import Missing
-from kvferry.models.book import Book, Totals
 from kvferry.integrations.sglang.breaker import Breakers, uses
 from kvferry.integrations.sglang.describe import load_of, snapshot_times
 from kvferry.integrations.sglang.kvevents import Holdings
 from kvferry.integrations.sglang.plugin.wire import LocalLoad, WorkerRecord
 from kvferry.integrations.sglang.plugin_info import PluginInfo
-from kvferry.models.speedometer import Speedometer
 from kvferry.integrations.sglang.telemetry_shape import shape_told
 from kvferry.integrations.sglang.telemetry_stalls import StallMeter
+from kvferry.models.book import Book, Totals
 from kvferry.models.prefix import BLOCK_TOKENS, PrefixIndex
 from kvferry.models.prefix_keys import PrefixKeys
+from kvferry.models.speedometer import Speedometer
 from kvferry.policy.candidates import Candidates, Floats
 from kvferry.policy.cluster import Cluster, State
 from kvferry.policy.link import Link

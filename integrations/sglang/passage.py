@@ -11,12 +11,12 @@ from kvferry.integrations.log.record import DecisionRecord, Outcome, Stages, Sta
 from kvferry.integrations.redis.leases import LeaseEntry
 from kvferry.integrations.sglang.answer import Usage
 from kvferry.integrations.sglang.body import Body
-from kvferry.models.book import Entry
 from kvferry.integrations.sglang.fleet import Member, path_key
 from kvferry.integrations.sglang.join_clock import is_here
 from kvferry.integrations.sglang.join_stages import Door
 from kvferry.integrations.sglang.join_trip import Sent, Trip
 from kvferry.integrations.sglang.kvevents import comparable
+from kvferry.models.book import Entry
 from kvferry.models.prefix import BLOCK_BYTES, BLOCK_TOKENS
 from kvferry.policy.decision import Decision
 from kvferry.policy.plan import Plan, Split

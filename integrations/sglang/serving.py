@@ -19,7 +19,6 @@ from kvferry.integrations.redis.sink import Sink
 from kvferry.integrations.redis.telemetry import TelemetryFollower
 from kvferry.integrations.redis.url import StoreError
 from kvferry.integrations.redis.view import View
-from kvferry.models.book import Book
 from kvferry.integrations.sglang.breaker import Breakers
 from kvferry.integrations.sglang.ferry import Ferry
 from kvferry.integrations.sglang.fleet import Fleet
@@ -32,6 +31,7 @@ from kvferry.integrations.sglang.router import make_app
 from kvferry.integrations.sglang.settings import Settings
 from kvferry.integrations.sglang.telemetry import Telemetry
 from kvferry.integrations.state import log_path, state_dir
+from kvferry.models.book import Book
 from kvferry.policy.base import make
 
 log = logging.getLogger("kvferry")

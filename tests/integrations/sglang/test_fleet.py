@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.models.book import Book, Entry, Totals
 from kvferry.integrations.sglang.breaker import TRIAL_S, Breakers, uses
 from kvferry.integrations.sglang.describe import worker_of
 from kvferry.integrations.sglang.fleet import Fleet
 from kvferry.integrations.sglang.links import Links
+from kvferry.models.book import Book, Entry, Totals
 from kvferry.policy.plan import Split
 
 LINKS = Links.load()
