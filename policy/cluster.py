@@ -18,7 +18,10 @@ class State:
     dispatch, so that stale counters cannot make routers herd (facts: 1 s of staleness without it costs
     46% of goodput). `prefill_share`: part of recent time a worker spent prefilling. `stall_s_per_token`:
     measured, 0 where nobody does (`Load`). `arrivals_per_s`: requests recently dispatched to it. `moves`
-    is [L]: moves in flight on each link. Chunks, KV room and batch slots are at least 1, as `of` sees to.
+    is [L]: moves in flight on each link. `link_slowness` is [L]: what a move takes there by what was seen,
+    over what the catalogue says of bytes and descriptors; 1: as it says. `ttft_bias` and `itl_bias` are
+    [2], colocated and split: ln(actual / predicted) of late, to be added to a prediction's logarithm.
+    Chunks, KV room and batch slots are at least 1, as `of` sees to.
     """
 
     prefill_base_s: Floats
@@ -43,6 +46,9 @@ class State:
     own_context_tokens: Floats
     arrivals_per_s: Floats
     moves: Floats
+    ttft_bias: Floats
+    itl_bias: Floats
+    link_slowness: Floats
 
     @classmethod
     def of(cls, candidates: Candidates) -> "State":
@@ -79,6 +85,9 @@ class State:
             own_context_tokens=np.zeros(count),
             arrivals_per_s=np.zeros(count),
             moves=np.zeros(max(1, len(candidates.links))),
+            ttft_bias=np.zeros(2),
+            itl_bias=np.zeros(2),
+            link_slowness=np.ones(max(1, len(candidates.links))),
         )
 
 
