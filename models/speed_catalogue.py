@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,10 @@ def find_speed(
 
     `hardware` is a GPU's name or part of it, such as "H200". UnknownSpeedError when nothing fits.
     """
-    label = _label(model, extra)
-    mine = [prior for prior in load_speeds(extra) if _label(prior.model, extra) == label]
+    label = model_label(model, extra)
+    mine = [prior for prior in load_speeds(extra) if model_label(prior.model, extra) == label]
     for prior in mine:
-        if _same_gpu(prior.hardware, hardware) and tp in (None, prior.tp):
+        if same_gpu(prior.hardware, hardware) and tp in (None, prior.tp):
             return prior
     known = ", ".join(f"{prior.hardware} TP{prior.tp}" for prior in mine)
     wanted = f"{model}" + (f" on {hardware}" if hardware else "") + (f" TP{tp}" if tp else "")
@@ -65,14 +66,16 @@ def find_speed(
     )
 
 
-def _same_gpu(known: str, wanted: str | None) -> bool:
+def same_gpu(known: str, wanted: str | None) -> bool:
+    """Whether `known`, such as "h200" or "rtx4090", is among the words of `wanted`; None is any GPU."""
     if wanted is None:
         return True
     words = wanted.lower().replace("-", " ").replace("_", " ").split()
-    return known.lower() in words
+    return known.lower() in (*words, *map("".join, pairwise(words)))
 
 
-def _label(model: str, extra: Path | None) -> str:
+def model_label(model: str, extra: Path | None = None) -> str:
+    """The catalogue's label of a model in lower case; its own name when it is not there."""
     try:
         return find_model(model, extra).label.lower()
     except UnknownModelError:  # a speed may be given for a model whose shape comes from a config.json
