@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+MAX_NEW_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,18 +58,20 @@ class Workload:
         max_new_tokens: Sequence[int] | Ints | None = None,
         session: Sequence[int] | Ints | None = None,
     ) -> "Workload":
-        """From plain columns; without `blocks` no prompt shares anything. ValueError says what is wrong."""
+        """From plain columns; without `blocks` no prompt shares anything, and without `max_new_tokens` every
+        client asks for the same large number, which tells nothing. ValueError says what is wrong."""
         count = len(arrival_s)
         lengths = [len(row) for row in blocks] if blocks is not None else [0] * count
         starts = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))).astype(np.int64)
         ids = [block for row in blocks for block in row] if blocks is not None else []
         outputs = np.asarray(output_tokens, dtype=np.int64)
+        asked = np.full(count, max(MAX_NEW_TOKENS, int(outputs.max(initial=0))), dtype=np.int64)
         return cls(
             name=name,
             arrival_s=np.asarray(arrival_s, dtype=np.float64),
             prompt_tokens=np.asarray(prompt_tokens, dtype=np.int64),
             output_tokens=outputs,
-            max_new_tokens=outputs if max_new_tokens is None else np.asarray(max_new_tokens, dtype=np.int64),
+            max_new_tokens=asked if max_new_tokens is None else np.asarray(max_new_tokens, dtype=np.int64),
             block_tokens=block_tokens,
             block_ids=np.asarray(ids, dtype=np.int64),
             block_starts=starts,
@@ -115,6 +118,22 @@ class Workload:
         first, last = np.searchsorted(self.arrival_s, (start_s, end_s))
         part = self.rows(int(first), int(last))
         return replace(part, arrival_s=self.arrival_s[first:last] - start_s)
+
+    def take(self, order: Ints, arrival_s: Floats) -> "Workload":
+        """The requests `order` names, in that order, at new times."""
+        counts = np.diff(self.block_starts)[order]
+        starts = np.concatenate(([0], np.cumsum(counts)))
+        places = np.arange(starts[-1]) + np.repeat(self.block_starts[:-1][order] - starts[:-1], counts)
+        return replace(
+            self,
+            arrival_s=arrival_s,
+            prompt_tokens=self.prompt_tokens[order],
+            output_tokens=self.output_tokens[order],
+            max_new_tokens=self.max_new_tokens[order],
+            block_ids=self.block_ids[places],
+            block_starts=starts,
+            session=self.session[order],
+        )
 
     def faster(self, factor: float) -> "Workload":
         """The same requests with all gaps divided by `factor`: every burst keeps its shape."""

@@ -1,0 +1,39 @@
+"""JSON objects, one a line, checked against a msgspec type."""
+
+import re
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from kvferry.models.workload.trace_file import TraceFile
+
+T = TypeVar("T")
+PLACE = re.compile(r"(?P<why>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
+MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
+
+
+def read_objects(trace: TraceFile, kind: type[T]) -> Iterator[tuple[int, T]]:
+    """(line number, object) of every line that is one; the others are refused."""
+    decode = msgspec.json.Decoder(kind).decode
+    for number, line in trace.lines():
+        try:
+            found = decode(line)
+        except msgspec.ValidationError as error:
+            trace.refuse(number, *_explained(str(error), line))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            trace.refuse(number, "", None, f"no JSON object: {error}")
+        else:
+            yield number, found
+
+
+def _explained(message: str, line: bytes) -> tuple[str, Any, str]:
+    """Field, value and what is wrong, from msgspec's "Expected `int`, got `str` - at `$.a[...]`"."""
+    place = PLACE.match(message)
+    path, why = (place["path"], place["why"]) if place else ("", message)
+    if missing := MISSING.match(why):
+        return ".".join(filter(None, (path, missing["field"]))), None, "is missing"
+    value: Any = msgspec.json.decode(line)
+    for key in filter(None, path.replace("[...]", "").split(".")):
+        value = value.get(key) if isinstance(value, dict) else None
+    return path or "line", value, why
