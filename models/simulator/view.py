@@ -1,0 +1,258 @@
+"""The simulated router: what it knows of the cluster, and nothing else.
+
+It holds what the real router holds, by the same code: own work in flight, speeds read off the workers'
+counters, prompts it has sent, and what outcomes have taught. A decision is given a request and a cluster
+made of these alone.
+"""
+
+import dataclasses
+import math
+import random
+from collections.abc import Iterable
+
+from kvferry.models.book import Book, Entry
+from kvferry.models.calibration import Calibration
+from kvferry.models.link_speed import LinkSpeeds, Path
+from kvferry.models.loads import load_of, with_foreign
+from kvferry.models.model_catalogue import find_model
+from kvferry.models.output_tokens import OutputTokens
+from kvferry.models.prefix import PrefixIndex
+from kvferry.models.simulator.events import Events
+from kvferry.models.simulator.spec import ClusterSpec, EngineSpec, SLORule
+from kvferry.models.simulator.trip import Carriage, Trip
+from kvferry.models.simulator.world import path_of
+from kvferry.models.speed_catalogue import UnknownSpeedError, find_speed
+from kvferry.models.speedometer import Speedometer
+from kvferry.policy.candidates import Candidates
+from kvferry.policy.cluster import Cluster, State
+from kvferry.policy.layout import KVLayout
+from kvferry.policy.link import Link
+from kvferry.policy.request import Request
+from kvferry.policy.worker import Load, Role, Speed, Worker
+
+
+def worker_of(spec: EngineSpec, transport: str) -> Worker:
+    """The worker as it would describe itself to a router."""
+    shape = find_model(spec.model).shape
+    try:
+        prior = find_speed(spec.model, spec.gpu, spec.tp).speed
+    except UnknownSpeedError:
+        prior = Speed()
+    caches = spec.prefix_cache
+    return Worker(
+        id=spec.id,
+        url=f"http://{spec.id}",
+        role=spec.role,
+        model=spec.model,
+        shape=shape,
+        layout=KVLayout(page_size=1, tp=spec.tp, mla=shape.mla),
+        bootstrap_host=spec.id,
+        bootstrap_port=8998 if spec.role is Role.PREFILL else None,
+        transports=() if spec.role is Role.COLOCATED else (transport,),
+        host=spec.host or spec.id,
+        local_prefill=spec.local_prefill,
+        max_total_tokens=spec.max_total_tokens,
+        max_running_requests=spec.max_running_requests,
+        speed=dataclasses.replace(prior, chunk_tokens=spec.chunk_tokens),
+        facts={"gpu": spec.gpu, "caches_prefixes": "yes" if caches else ""},
+    )
+
+
+class RouterView:
+    """Everything that decisions are made from. `seed` draws the requests' own seeds."""
+
+    def __init__(self, spec: ClusterSpec, events: Events, slo: SLORule, block_tokens: int, seed: int) -> None:
+        self.slo = slo
+        self.block_tokens = block_tokens
+        self.book = Book(lambda: events.now_s)
+        self.calibration = Calibration()
+        self.link_speeds = LinkSpeeds()
+        self.outputs = OutputTokens()
+        self._events = events
+        self._path = path_of(spec)
+        self._transport = spec.transport
+        self._rng = random.Random(f"{seed}/router")
+        self._met: set[str] = set()
+        self.workers = [worker_of(each, spec.transport) for each in spec.engines]
+        self._place = {worker.id: place for place, worker in enumerate(self.workers)}
+        self._meters = [Speedometer(worker.speed) for worker in self.workers]
+        self._prefixes = [
+            PrefixIndex(worker.max_total_tokens // block_tokens) if worker.facts["caches_prefixes"] else None
+            for worker in self.workers
+        ]
+        self._carriages: dict[str, Carriage] = {}
+        self._build()
+
+    def request(self, row: int, prompt_tokens: int, max_new_tokens: int, blocks: list[int]) -> Request:
+        """The request as it stands at the door: its output is a guess from those that have ended."""
+        mean, p90 = self.outputs.expect(max_new_tokens)
+        held = {}
+        if blocks:
+            for worker, prefixes in zip(self.workers, self._prefixes, strict=True):
+                if prefixes is not None:
+                    count = prefixes.held(blocks)
+                    if count:
+                        held[worker.id] = min(prompt_tokens, count * self.block_tokens)
+        return Request(
+            id=str(row),
+            model=self.workers[0].model,
+            prompt_tokens=prompt_tokens,
+            max_new_tokens=max_new_tokens,
+            expected_output_tokens=mean,
+            expected_output_tokens_p90=p90,
+            slo=self.slo.of(prompt_tokens),
+            held_tokens=held,
+            seed=self._rng.getrandbits(63),
+        )
+
+    def cluster(self, excluded: Iterable[str] = ()) -> Cluster:
+        """The picture for one decision."""
+        state, table = self.state, self.table
+        for place, name in enumerate(self._order):
+            own = self.book.now.get(name)
+            if own is not None:
+                state.own_prefill_tokens[place] = own.prefill_tokens
+                state.own_decodes[place] = own.decodes
+                state.own_context_tokens[place] = own.context_tokens
+            state.arrivals_per_s[place] = self.book.arrivals_per_s(name)
+        if self._paths:
+            moves = self.book.moves
+            for place, path_key in enumerate(self._path_keys):
+                state.moves[place] = moves.get(path_key, 0)
+            state.link_slowness[:] = self.link_speeds.slowness(self._paths, self._events.now_s)
+        state.ttft_bias[:] = self.calibration.ttft
+        state.itl_bias[:] = self.calibration.itl
+        return Cluster(table, state, self._events.now_s, frozenset(excluded))
+
+    def dispatched(self, trip: Trip) -> None:
+        """A request goes out to its workers."""
+        assert trip.decision is not None
+        request, decision = trip.request, trip.decision
+        pre, dec = self.workers[trip.pre], self.workers[trip.dec]
+        path_key = ""
+        if trip.split:
+            row = self._row_of[decision.plan.key]
+            trip.carriage = self._carriages.setdefault(decision.plan.key, Carriage.of(self.table, row))
+            path = trip.carriage.path
+            path_key = _key(path)
+            trip.moves_ahead = float(self.book.moves.get(path_key, 0))
+            wire_s = self._wire_s(decision.costs.moved_bytes, trip.moves_ahead)
+            due_s = self._events.now_s + decision.costs.queue_s.p90 + decision.costs.prefill_s.p90
+            self.link_speeds.begin(trip.key, path, due_s, wire_s)
+        held = request.held_tokens.get(pre.id, 0)
+        context = request.prompt_tokens + int(request.expected_output_tokens)
+        entry = Entry(
+            pre.id,
+            dec.id,
+            path_key,
+            max(request.prompt_tokens - held, 1),
+            1,
+            context,
+            start_s=self._events.now_s,
+        )
+        self.book.start(trip.key, entry)
+        trip.bias = self.calibration.bias(split=trip.split)
+
+    def first_token(self, trip: Trip) -> None:
+        """The prompt is computed and, if need be, moved."""
+        self.book.first_token(trip.key)
+        for place in dict.fromkeys((trip.pre, trip.dec)):
+            prefixes = self._prefixes[place]
+            if prefixes is not None:
+                prefixes.add(trip.blocks)
+        if trip.split:
+            self.link_speeds.end(trip.key)
+
+    def ended(self, trip: Trip, ttft_s: float, itl_s: float, cached_tokens: int, move_s: float) -> None:
+        """The answer is complete; the workers' telemetry tells how long its move had something to send."""
+        assert trip.decision is not None
+        self._release(trip)
+        costs = trip.decision.costs
+        if not trip.tries:
+            self.calibration.observe(
+                trip.split, costs.ttft_s.p50, ttft_s, costs.itl_s.p50, itl_s, included=trip.bias
+            )
+        assert trip.job is not None
+        self.outputs.observe(trip.job.output_tokens)
+        prefixes = self._prefixes[trip.pre]
+        if prefixes is not None and trip.blocks:
+            expected = trip.request.held_tokens.get(self.workers[trip.pre].id, 0)
+            prefixes.correct(expected // self.block_tokens, cached_tokens // self.block_tokens)
+        if trip.carriage is not None:
+            expected_s = self._wire_s(costs.moved_bytes, trip.moves_ahead)
+            self.link_speeds.observe(trip.carriage.path, expected_s, move_s, self._events.now_s)
+            if trip.decision.plan.key not in self._met:
+                self._met.add(trip.decision.plan.key)
+                self._build()
+
+    def gave_up(self, trip: Trip) -> None:
+        """The attempt failed."""
+        self._release(trip)
+
+    def polled(self, answers: list[dict[str, object] | None], taken_s: float) -> None:
+        """What workers told when asked at `taken_s`; None from those that are down."""
+        for place, answer in enumerate(answers):
+            if answer is not None:
+                self._meters[place].read({"loads": [answer]}, self._events.now_s)
+        for place, answer in enumerate(answers):
+            worker = self.workers[place]
+            if answer is None or not worker.healthy:
+                continue
+            speed = self._meters[place].among(
+                meter
+                for meter, other in zip(self._meters, self.workers, strict=True)
+                if (other.facts["gpu"], other.layout.tp) == (worker.facts["gpu"], worker.layout.tp)
+            )
+            load = with_foreign(
+                load_of({"loads": [answer]}, taken_s),
+                worker.role,
+                self.book.at(taken_s, worker.id),
+                prefill_share=self._meters[place].share if worker.can_colocate else 0.0,
+            )
+            self.workers[place] = dataclasses.replace(worker, speed=speed, load=load)
+        self._refresh()
+
+    def health(self, place: int, *, healthy: bool) -> None:
+        """A worker went down, or is there again with nothing in it."""
+        worker = dataclasses.replace(self.workers[place], healthy=healthy)
+        if healthy:
+            self._meters[place] = Speedometer(worker.speed)
+            worker = dataclasses.replace(worker, load=Load(time_s=self._events.now_s))
+        prefixes = self._prefixes[place]
+        if prefixes is not None:
+            prefixes.clear()
+        self.workers[place] = worker
+        self._met = {key for key in self._met if worker.id not in key}
+        self._build()
+
+    def place(self, worker_id: str) -> int:
+        return self._place[worker_id]
+
+    def _release(self, trip: Trip) -> None:
+        self.book.end(trip.key)
+        self.link_speeds.end(trip.key)
+
+    def _wire_s(self, moved_bytes: float, moves_ahead: float) -> float:
+        return moved_bytes / self._beta * (1.0 + moves_ahead)
+
+    def _link(self, src: Worker, dst: Worker, transport: str) -> Link:
+        return Link.of(self._path, src.host, dst.host, transport, units=min(src.layout.tp, dst.layout.tp))
+
+    def _build(self) -> None:
+        self.table = Candidates.build(self.workers, self._link, met=frozenset(self._met))
+        self._order = [worker.id for worker in self.table.workers]
+        self._row_of = {key: row for row, key in enumerate(self.table.keys)}
+        self._paths = [Path(link.src_host, link.dst_host, link.transport) for link in self.table.links]
+        self._path_keys = [_key(path) for path in self._paths]
+        self._beta = self.table.links[0].beta_bytes_per_s if self.table.links else math.inf
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self.table = dataclasses.replace(
+            self.table, workers=tuple(self.workers[self._place[name]] for name in self._order)
+        )
+        self.state = State.of(self.table)
+
+
+def _key(path: Path) -> str:
+    return f"{path.src_host}>{path.dst_host}@{path.transport}"
