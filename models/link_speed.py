@@ -171,6 +171,21 @@ def wire_s(visible_s: float, prefill_s: float, new_tokens: float, chunk_tokens: 
     return min(visible_s + prefill_s * (1.0 - chunk), visible_s / last, (visible_s + prefill_s * last) / late)
 
 
+def nearest_s(
+    expected_s: float,
+    visible_s: float,
+    prefill_s: float,
+    new_tokens: float,
+    chunk_tokens: float,
+    noise_s: float = NOISE_S,
+) -> float:
+    """Of the seconds on the wire that `visible_s`, give or take `noise_s`, allows, those nearest to
+    `expected_s`: a move that its prefill hides says only that it was not slower than that."""
+    low_s = wire_s(max(0.0, visible_s - noise_s), prefill_s, new_tokens, chunk_tokens)
+    high_s = wire_s(max(0.0, visible_s) + noise_s, prefill_s, new_tokens, chunk_tokens)
+    return min(max(expected_s, low_s), high_s)
+
+
 def _pooled(shown: Iterable[_Shown], but: _Shown | None = None) -> float:
     """What others show, drawn towards the catalogue."""
     total, trusted = 0.0, 1.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.models.link_speed import HALF_LIFE_S, LinkSpeeds, Path, wire_s
+from kvferry.models.link_speed import HALF_LIFE_S, LinkSpeeds, Path, nearest_s, wire_s
 
 AB, AC, AD, EB, EC = (Path(src, dst, "mooncake") for src, dst in ("ab", "ac", "ad", "eb", "ec"))
 numbers = st.one_of(st.floats(), st.sampled_from([0.0, -1.0, 1e-9, 1e300]))
@@ -200,3 +200,20 @@ def test_the_wire_is_found_behind_the_part_that_is_seen(
     )
     assert wire_s(visible, prefill_s, new, chunk) == pytest.approx(wire, rel=1e-6)
     assert wire_s(wire, prefill_s, 1, chunk) == wire
+
+
+def test_a_hidden_move_is_no_evidence_unless_it_should_have_been_seen() -> None:
+    hidden = {"visible_s": 0.0, "prefill_s": 1.0, "new_tokens": 20_480, "chunk_tokens": 2048}
+    assert nearest_s(0.04, **hidden) == 0.04
+    assert nearest_s(0.5, **hidden) == pytest.approx(0.05)  # its last tenth alone would have shown 50 ms
+    assert nearest_s(0.1, 0.1, 0.5, 1000, 2048) == 0.1
+    assert nearest_s(0.1, 0.5, 0.5, 1000, 2048) == pytest.approx(0.495)
+
+
+@given(st.floats(1e-4, 10), st.floats(0, 10), st.floats(0, 10), st.integers(1, 50_000))
+def test_what_is_nearest_grows_with_what_is_seen(
+    expected_s: float, visible_s: float, prefill_s: float, new: int
+) -> None:
+    found = [nearest_s(expected_s, visible_s + more, prefill_s, new, 2048) for more in (0.0, 0.1, 10.0)]
+    assert found == sorted(found)
+    assert found[0] >= 0.0
