@@ -1,19 +1,25 @@
 """Fit the simulator's step times to a latency grid and print them as TOML.
 
-    python benchmarks/fit_engines.py GRID.csv.gz > configs/engines.toml
+    python benchmarks/fit_engines.py GRID.csv.gz LOG_FOLDER > configs/engines.toml
 
 GRID has the columns model, system, tp, moe_tp, moe_ep, kind (prefill, prefill_prefix, decode, mixed),
 batch_or_gen_tokens, new_tokens_per_seq_or_ctx_tokens, prefix, context and latency_ms, as
-aiconfigurator-core 0.12.0 predicts them from its measured SGLang 0.5.14 kernel tables. What is fitted, and
-how, is in kvferry.models.simulator.step_fit.
+aiconfigurator-core 0.12.0 predicts them from its measured SGLang 0.5.14 kernel tables; settings that it
+lacks come from those tables themselves (extra kvferry[silicon]). What is fitted, and how, is in
+kvferry.models.simulator.step_fit. LOG_FOLDER is the run that benchmarks/fit_log.py reads.
 """
 
 import csv
 import gzip
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+from fit_log import SOURCE as LOG_SOURCE
+from fit_log import fit_log
+
 from kvferry.models.model_catalogue import find_shape
+from kvferry.models.simulator.silicon import silicon_samples
 from kvferry.models.simulator.step_fit import Knots, StepFit, StepSample, fit_steps
 
 # (model in the grid, GPU, tp): the first of a model is its default.
@@ -48,11 +54,14 @@ SETTINGS = [
     ("openai/gpt-oss-120b", "h200", 4),
     ("openai/gpt-oss-120b", "h100", 4),
 ]
+# Not in the grid: asked of the kernel tables.
+TABLES = [("nvidia/Llama-3.1-70B-Instruct-FP8", "h100", 8), ("meta-llama/Llama-3.1-8B-FP8", "h200", 1)]
 # GB of checkpoint (safetensors index of the Hugging Face repository) and of memory that nvidia-smi reports.
 WEIGHTS_GB = {
     "Qwen/Qwen3-32B": 65.5,
     "Qwen/Qwen3-32B-FP8": 34.3,
     "meta-llama/Meta-Llama-3.1-8B": 16.1,
+    "meta-llama/Llama-3.1-8B-FP8": 9.1,
     "meta-llama/Meta-Llama-3.1-70B": 141.1,
     "nvidia/Llama-3.1-70B-Instruct-FP8": 72.7,
     "Qwen/Qwen3-30B-A3B": 61.1,
@@ -109,14 +118,20 @@ def kv_room(model: str, gpu: str, tp: int) -> tuple[int, str]:
     return int(free_gb * 1e9 / token_bytes / 1000) * 1000, text
 
 
-def table(model: str, gpu: str, tp: int, fit: StepFit, found: list[StepSample], source: str) -> str:
-    room, derivation = kv_room(model, gpu, tp)
+def table(
+    setting: tuple[str, str, int],
+    fit: StepFit,
+    errors: Mapping[str, tuple[float, float]],
+    room: tuple[int, str],
+    source: str,
+) -> str:
+    model, gpu, tp = setting
     lines = ["", "[[engine]]", f'model = "{model}"', f'gpu = "{gpu}"', f"tp = {tp}"]
     lines += [f"decode = {_knots(fit.decode_s)}", f"tokens = {_knots(fit.tokens_s)}"]
     lines += [f"attention_ns = {fit.attention_s * 1e9:.4g}", f"context_ns = {fit.context_s * 1e9:.4g}"]
     lines += [f"mixed_ms = {fit.mixed_s * 1e3:.4g}"]
-    lines += [f"{k}_error = [{m:.3f}, {p90:.3f}]" for k, (m, p90) in fit.errors(found).items()]
-    lines += [f"kv_room_tokens = {room}", f'kv_room = "{derivation}"', f'source = "{source}"']
+    lines += [f"{kind}_error = [{median:.3f}, {p90:.3f}]" for kind, (median, p90) in errors.items()]
+    lines += [f"kv_room_tokens = {room[0]}", f'kv_room = "{room[1]}"', f'source = "{source}"']
     return "\n".join(lines)
 
 
@@ -124,7 +139,7 @@ def _knots(knots: Knots) -> str:
     return "[" + ", ".join(f"[{count}, {seconds * 1e3:.4g}]" for count, seconds in knots) + "]"
 
 
-def main(grid: Path) -> None:
+def main(grid: Path, log: Path) -> None:
     with gzip.open(grid, "rt") as file:
         rows = list(csv.DictReader(file))
     print(HEAD)
@@ -133,12 +148,21 @@ def main(grid: Path) -> None:
         mine = [r for r in mine if r["system"].removesuffix("_sxm") == gpu]
         experts = max((r["moe_tp"], r["moe_ep"]) for r in mine)
         found = samples([r for r in mine if (r["moe_tp"], r["moe_ep"]) == experts])
-        kept = [s for s in found if s.decodes <= 512 and s.tokens + s.decodes <= 16384]
+        found = [s for s in found if s.decodes <= 512 and s.tokens + s.decodes <= 16384]
+        fit = fit_steps(found)
         note = f", experts TP{experts[0]} EP{experts[1]}" if experts[1] else ""
-        print(table(model, gpu, tp, fit_steps(kept), kept, f"fitted to {SOURCE}{note}"))
+        source = f"fitted to a grid from {SOURCE}{note}"
+        print(table((model, gpu, tp), fit, fit.errors(found), kv_room(model, gpu, tp), source))
+    for setting in TABLES:
+        found = silicon_samples(*setting)
+        fit = fit_steps(found)
+        print(table(setting, fit, fit.errors(found), kv_room(*setting), f"fitted to {SOURCE}"))
+    fit, errors, room = fit_log(log)
+    held = (room, "what vLLM reported at gpu_memory_utilization 0.9")
+    print(table(("meta-llama/Llama-3.1-8B", "rtx4090", 1), fit, errors, held, f"fitted to {LOG_SOURCE}"))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: fit_engines.py GRID.csv.gz")
-    main(Path(sys.argv[1]))
+    if len(sys.argv) != 3:
+        sys.exit("usage: fit_engines.py GRID.csv.gz LOG_FOLDER")
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -59,6 +59,13 @@ def test_names_are_matched_as_elsewhere_and_steps_are_baked_once() -> None:
     assert find_steps("Qwen3-32B", "h200", 2) is find_steps("Qwen3-32B", "h200", 2)
 
 
+def test_a_gpu_without_kernel_tables_is_known_from_a_log() -> None:
+    entry = find_engine("meta-llama/Meta-Llama-3.1-8B", "NVIDIA GeForce RTX 4090", 1)
+    assert entry.kv_room_tokens == 41_408
+    assert "vLLM" in entry.source
+    assert entry.errors["decode"][0] < 0.05
+
+
 def test_fp8_weights_are_another_engine() -> None:
     assert find_engine("nvidia/Llama-3.1-70B-Instruct-FP8", "h100", 4).model.endswith("FP8")
     assert not find_engine("Llama-3.1-70B", "h100", 4).model.endswith("FP8")
