@@ -25,6 +25,7 @@ from kvferry.integrations.sglang.poller import Poller
 from kvferry.integrations.sglang.recent import Recent
 from kvferry.integrations.sglang.settings import Settings
 from kvferry.models.book import Book
+from kvferry.models.output_tokens import CAP_TOKENS
 from kvferry.models.prefix import BLOCK_BYTES, BLOCK_TOKENS, block_hashes
 from kvferry.models.prefix_keys import PrefixKeys
 from kvferry.models.tokens import TokenRatio
@@ -34,8 +35,6 @@ from kvferry.policy.plan import Split
 from kvferry.policy.request import SLO, Request
 from kvferry.policy.worker import Role
 
-EXPECTED_OUTPUT_TOKENS = 256.0  # until output lengths are learned: a prior, capped by what was asked for
-OUTPUT_CAP_TOKENS = 4096.0
 ROOM_BITS = 62
 TELL_S = 2.0
 # A request that may itself be what kills workers is not carried to a third one.
@@ -68,6 +67,7 @@ class Ferry:
 
     def write(self, record: DecisionRecord, outcome: Outcome) -> None:
         """What came of a request, once and for all: to the streams, the log file and those who watch."""
+        self.fleet.lessons.told(record, outcome)
         self.sink.outcome(record.id, outcome)
         done = joined(record, outcome)
         self.sink.joined(done)
@@ -81,15 +81,17 @@ class Ferry:
         if not body.exact:
             prompt_tokens = self.ratio.tokens(model, body.endpoint.value, body.prompt_units)
         hashes = block_hashes(body.prompts[0]) if len(body.prompts) == 1 else ()
-        limit = float(body.max_new_tokens) if body.max_new_tokens is not None else OUTPUT_CAP_TOKENS
-        expected = max(1.0, limit if body.ignore_eos else min(limit, EXPECTED_OUTPUT_TOKENS))
+        limit = int(CAP_TOKENS) if body.max_new_tokens is None else body.max_new_tokens
+        expected, at_most = self.fleet.lessons.expect(model, limit)
+        if body.ignore_eos:
+            expected = at_most = max(1.0, float(limit))
         request = Request(
             id=f"{self.rng.getrandbits(96):024x}",
             model=model,
             prompt_tokens=max(1, prompt_tokens) * body.samples,
-            max_new_tokens=int(OUTPUT_CAP_TOKENS) if body.max_new_tokens is None else body.max_new_tokens,
+            max_new_tokens=limit,
             expected_output_tokens=expected,
-            expected_output_tokens_p90=max(expected, min(limit, OUTPUT_CAP_TOKENS)),
+            expected_output_tokens_p90=at_most,
             sequences=body.sequences,
             slo=SLO(self.settings.slo_ttft_s, self.settings.slo_itl_s),
             priority=body.priority,

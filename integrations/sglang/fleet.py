@@ -11,6 +11,7 @@ from kvferry.integrations.log.record import Missing
 from kvferry.integrations.sglang.breaker import Breakers, uses
 from kvferry.integrations.sglang.describe import load_of, snapshot_times
 from kvferry.integrations.sglang.kvevents import Holdings
+from kvferry.integrations.sglang.lessons import Lessons, path_of
 from kvferry.integrations.sglang.plugin.wire import LocalLoad, WorkerRecord
 from kvferry.integrations.sglang.plugin_info import PluginInfo
 from kvferry.integrations.sglang.telemetry_shape import shape_told
@@ -92,7 +93,7 @@ class Member:
 @dataclass(slots=True, eq=False)
 class Fleet:
     """Members by id, with the tables compiled from them; `others` is other routers' work in flight.
-    `instances`: id of the worker in which each plugin's instance runs."""
+    `instances`: id of the worker in which each plugin's instance runs. `lessons`: learned from what ended."""
 
     clock: Callable[[], float]
     link_of: Callable[[Worker, Worker, str], Link]
@@ -102,9 +103,13 @@ class Fleet:
     others: Callable[[], Mapping[str, Held]] = dict
     met: set[str] = field(default_factory=set)
     instances: dict[str, str] = field(default_factory=dict)
+    lessons: Lessons = field(init=False)
     _tables: dict[str, Candidates] = field(default_factory=dict)
     _states: dict[str, State] = field(default_factory=dict)
     _open: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.lessons = Lessons(self.clock)
 
     def models(self) -> list[str]:
         """Models that some known worker serves."""
@@ -222,7 +227,7 @@ class Fleet:
             fresh = tuple(self.members[worker.id].worker for worker in table.workers)
             table = self._tables[model] = dataclasses.replace(table, workers=fresh)
             state = self._states[model] = State.of(table)
-        return Cluster(table, self._with_own(table, state), self.clock(), frozenset(excluded))
+        return Cluster(table, self._of_now(model, table, state), self.clock(), frozenset(excluded))
 
     def contacted(self, plan_key: str) -> None:
         """A pair moved KV for the first time: its next moves pay no first contact."""
@@ -230,7 +235,8 @@ class Fleet:
             self.met.add(plan_key)
             self._tables.clear()
 
-    def _with_own(self, table: Candidates, state: State) -> State:
+    def _of_now(self, model: str, table: Candidates, state: State) -> State:
+        """`state` with work in flight, and what was learned."""
         count = len(table.workers)
         prefill, decodes, context, arrivals = (np.zeros(count) for _ in range(4))
         for held in (self.book.now, self.others()):
@@ -243,8 +249,11 @@ class Fleet:
         for place, worker in enumerate(table.workers):
             arrivals[place] = self.book.arrivals_per_s(worker.id)
         moves: Floats = state.moves
+        slowness: Floats = state.link_slowness
         if table.links:
             moves = np.array([float(self.book.moves.get(path_key(link), 0)) for link in table.links])
+            slowness = np.array(self.lessons.slowness([path_of(link) for link in table.links]))
+        calibration = self.lessons.calibration(model)
         return dataclasses.replace(
             state,
             own_prefill_tokens=prefill,
@@ -252,6 +261,9 @@ class Fleet:
             own_context_tokens=context,
             arrivals_per_s=arrivals,
             moves=moves,
+            ttft_bias=np.array(calibration.ttft),
+            itl_bias=np.array(calibration.itl),
+            link_slowness=slowness,
         )
 
 

@@ -16,6 +16,7 @@ from kvferry.integrations.sglang.join_clock import is_here
 from kvferry.integrations.sglang.join_stages import Door
 from kvferry.integrations.sglang.join_trip import Sent, Trip
 from kvferry.integrations.sglang.kvevents import comparable
+from kvferry.integrations.sglang.lessons import Way
 from kvferry.models.book import Entry
 from kvferry.models.prefix import BLOCK_BYTES, BLOCK_TOKENS
 from kvferry.policy.decision import Decision
@@ -65,7 +66,7 @@ class Passage:
         ferry.metrics.decide_s.observe(took_s)
         self.decision = decision
         self.attempt_s = ferry.clock() if self.given_up else self.started_s
-        self._enter(decision)
+        way = self._enter(decision)
         if self.record is None:
             self.record = record_of(
                 self.request,
@@ -77,6 +78,7 @@ class Passage:
                 stream=self.body.stream,
                 on_decode=ferry.fleet.members[ends(decision.plan)[1]].worker.role is Role.DECODE,
             )
+            ferry.fleet.lessons.decided(self.record, way, ends_itself=not self.body.ignore_eos)
             ferry.sink.decision(self.record)
             ferry.recent.add(self.record)
             if decision.safe_rule:
@@ -92,6 +94,7 @@ class Passage:
         if self.prefilled_s is None:
             self.prefilled_s = self.ferry.clock()
         self.ferry.book.first_token(self._key)
+        self.ferry.fleet.lessons.arrived(self._key)
         self.ferry.sink.lease_prefill_done(self._key)
 
     def first_byte(self) -> None:
@@ -140,19 +143,23 @@ class Passage:
         if status == "ok":
             self._learn(decision, outcome)
 
-    def _enter(self, decision: Decision) -> None:
-        plan, request = decision.plan, self.request
+    def _enter(self, decision: Decision) -> Way | None:
+        """Count it as in flight; returns the way of its KV, if that is to travel."""
+        plan, request, fleet = decision.plan, self.request, self.ferry.fleet
         self._key = f"{request.id}/{self.attempt}"
         pre, dec = ends(plan)
         held = request.held_tokens.get(pre, 0)
         new = max(request.prompt_tokens - held, request.sequences)
         context = request.prompt_tokens + int(request.sequences * request.expected_output_tokens)
-        path = ""
+        path, way = "", None
         if isinstance(plan, Split):
-            members = self.ferry.fleet.members
-            link = self.ferry.fleet.link_of(members[pre].worker, members[dec].worker, plan.transport)
+            source = fleet.members[pre].worker
+            link = fleet.link_of(source, fleet.members[dec].worker, plan.transport)
             path = path_key(link)
-            self.ferry.fleet.breakers.tried(plan.key)
+            chunk = source.speed.chunk_tokens if source.speed.chunk_tokens > 0 else new
+            way = Way(link, self.ferry.book.moves.get(path, 0), new, chunk, plan.key not in fleet.met)
+            fleet.lessons.sent(self._key, way, decision.costs)
+            fleet.breakers.tried(plan.key)
         self.ferry.book.start(
             self._key,
             Entry(pre, dec, path, new, request.sequences, context, start_s=self.ferry.clock()),
@@ -161,10 +168,12 @@ class Passage:
         if pre == dec:
             entries = [LeaseEntry(pre, new, request.sequences, context)]
         self.ferry.sink.lease_acquire(self._key, entries)
+        return way
 
     def _leave(self) -> None:
         if self._key:
             self.ferry.book.end(self._key)
+            self.ferry.fleet.lessons.arrived(self._key)
             self.ferry.sink.lease_release(self._key)
             self._key = ""
 
