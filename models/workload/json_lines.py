@@ -10,6 +10,7 @@ from kvferry.models.workload.trace_file import TraceFile
 
 T = TypeVar("T")
 PLACE = re.compile(r"(?P<why>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
+STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
 
 
@@ -33,7 +34,13 @@ def _explained(message: str, line: bytes) -> tuple[str, Any, str]:
     path, why = (place["path"], place["why"]) if place else ("", message)
     if missing := MISSING.match(why):
         return ".".join(filter(None, (path, missing["field"]))), None, "is missing"
-    value: Any = msgspec.json.decode(line)
-    for key in filter(None, path.replace("[...]", "").split(".")):
-        value = value.get(key) if isinstance(value, dict) else None
+    try:
+        value: Any = msgspec.json.decode(line)
+    except RecursionError:  # nothing below is of use then
+        return "", None, why
+    for key, index in STEP.findall(path):
+        if isinstance(value, dict) and key:
+            value = value.get(key)
+        elif isinstance(value, list) and index and int(index) < len(value):
+            value = value[int(index)]
     return path or "line", value, why

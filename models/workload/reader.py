@@ -1,19 +1,24 @@
 """Any workload by file or name. What a file is, its first line tells, not its name."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from kvferry.models.toml_file import read_toml
 from kvferry.models.workload.azure import read_azure
 from kvferry.models.workload.base import Workload
 from kvferry.models.workload.csv_rows import split_row
 from kvferry.models.workload.decision_log import read_decision_log
+from kvferry.models.workload.merge import merge
+from kvferry.models.workload.mix_file import Recipe, recipe_of
 from kvferry.models.workload.mooncake import BLOCK_TOKENS, read_mooncake
 from kvferry.models.workload.named import BUILT_IN
-from kvferry.models.workload.scale import at_rate
+from kvferry.models.workload.scale import at_rate, mix
 from kvferry.models.workload.scenario import generate
-from kvferry.models.workload.scenario_file import read_scenario
+from kvferry.models.workload.scenario_file import scenario_of
 from kvferry.models.workload.servegen import read_servegen
 from kvferry.models.workload.trace_file import TraceError, TraceFile
 
@@ -49,7 +54,7 @@ def read(
     block_tokens: int = BLOCK_TOKENS,
     dropped: list[str] | None = None,
 ) -> Workload:
-    """The workload in a file (a trace, a decision log, or a scenario as TOML) or of a built-in name.
+    """The workload in a file (a trace, a decision log, a scenario or a mix as TOML) or of a built-in name.
 
     `start_s`, `duration_s`: the part of a trace; with `rate_rps`, requests from the start on at that
     mean rate for that long (`at_rate`: all gaps by one factor). ServeGen and scenarios are sampled at
@@ -66,11 +71,24 @@ def read(
         raise ValueError(f"blocks of {block_tokens} tokens")
     path = Path(source)
     named = BUILT_IN.get(source) if isinstance(source, str) else None
-    if named or path.suffix == ".toml":
+    if named is None and path.suffix == ".toml":
+        tables = read_toml(path)
+        if "part" in tables:
+            recipe = recipe_of(tables, path)
+            recipe = replace(
+                recipe,
+                rate_rps=recipe.rate_rps if rate_rps is None else rate_rps,
+                duration_s=recipe.duration_s if duration_s is None else duration_s,
+            )
+            read_part = partial(
+                read, start_s=start_s, spread_steps=spread_steps, block_tokens=block_tokens, dropped=dropped
+            )
+            return _mixed(recipe, read_part, seed)
+        named = scenario_of(tables, str(path), path.stem)
+    if named:
         if start_s:
             raise ValueError(f"{source} is generated: it has no part that starts at {start_s:g} s")
-        scenario = named or read_scenario(path)
-        return generate(scenario, seed=seed, duration_s=duration_s, rate_rps=rate_rps)
+        return generate(named, seed=seed, duration_s=duration_s, rate_rps=rate_rps)
     if not path.exists() and len(path.parts) == 1 and not path.suffix:
         raise TraceError(f"no file and no built-in workload {str(source)!r} (known: {', '.join(BUILT_IN)})")
     trace = TraceFile(path, dropped)
@@ -87,6 +105,26 @@ def read(
     if not len(part):
         raise TraceError(f"{path} has no request in the part from {start_s:g} s on")
     return part if rate_rps is None else at_rate(part, rate_rps, duration_s)
+
+
+def _mixed(recipe: Recipe, read_part: Callable[..., Workload], seed: int) -> Workload:
+    """Parts at their shares of the rate, each of a seed of its own."""
+    seeded = [(part, seed + place) for place, part in enumerate(recipe.parts)]
+    if recipe.duration_s is None:
+        whole = [(read_part(part.source, seed=own), part.weight) for part, own in seeded]
+        return mix(whole, recipe.rate_rps, name=recipe.name)
+    return merge(
+        recipe.name,
+        [
+            read_part(
+                part.source,
+                seed=own,
+                duration_s=recipe.duration_s,
+                rate_rps=recipe.rate_rps * recipe.share(part),
+            )
+            for part, own in seeded
+        ],
+    )
 
 
 def form_of(trace: TraceFile) -> Form:

@@ -1,10 +1,9 @@
 """Scenarios from TOML, see docs/workloads.md for the form."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
-from kvferry.models.toml_file import ConfigError, entries, known_keys, number, read_toml, text
+from kvferry.models.toml_file import ConfigError, entries, known_keys, number, text
 from kvferry.models.workload.arrivals import Arrivals, Family
 from kvferry.models.workload.lengths import Fixed, Lengths, Lognormal, Mixture, Quantiles, Uniform
 from kvferry.models.workload.scenario import Phase, Scenario, Stream
@@ -21,11 +20,6 @@ STREAM = frozenset({"name", "rate_rps", *LENGTHS, *PLAIN, *ARRIVALS})
 LOGNORMAL = frozenset({"median", "sigma", "low", "high"})
 
 
-def read_scenario(file: Path) -> Scenario:
-    """The scenario a TOML file describes. Raises ConfigError naming file, table and key."""
-    return scenario_of(read_toml(file), str(file), file.stem)
-
-
 def scenario_of(tables: Table, where: str, name: str) -> Scenario:
     """From parsed TOML. Raises ConfigError naming `where`, table and key."""
     known_keys(tables, SCENARIO, where)
@@ -34,6 +28,9 @@ def scenario_of(tables: Table, where: str, name: str) -> Scenario:
         for place, entry in enumerate(entries(tables, "stream", where), start=1)
     )
     names = [stream.name for stream in streams]
+    for place, stream_name in enumerate(names):
+        if stream_name in names[:place]:
+            raise ConfigError(f"{where}: two streams are named {stream_name!r}")
     phases = tuple(
         _phase(entry, names, f"{where}: phase {place}")
         for place, entry in enumerate(entries(tables, "phase", where), start=1)
