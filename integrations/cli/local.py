@@ -16,11 +16,14 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from kvferry.integrations.cli.errors import CommandError, UsageError
+from kvferry.integrations.cli.worker_sim import cluster_of, host_workers
 from kvferry.integrations.redis.embedded import EmbeddedValkey
 from kvferry.integrations.redis.url import StoreError
 from kvferry.integrations.sglang.local.cluster import LocalCluster
 from kvferry.integrations.sglang.local.spec import WorkerOptions, WorkerSpec, specs
 from kvferry.integrations.sglang.local.worker import LocalWorker, LocalWorkerError
+from kvferry.integrations.sglang.simulated.cluster import SimulatedCluster
+from kvferry.integrations.sglang.simulated.options import SimulationOptions
 
 local = typer.Typer(
     name="local",
@@ -67,6 +70,17 @@ def up(
         str | None,
         typer.Option(metavar="URL", help="Where --plugin sends telemetry (default: a store of its own)."),
     ] = None,
+    simulated: Annotated[
+        bool,
+        typer.Option(
+            "--simulated",
+            help="Simulated workers instead, without SGLang: as many of each role, with --plugin decode "
+            "workers that prefill (kvferry worker-sim has more of it).",
+        ),
+    ] = False,
+    time_scale: Annotated[
+        float, typer.Option(help="With --simulated: simulated seconds per real one.")
+    ] = 1.0,
     worker_args: Annotated[str, typer.Option(help="More SGLang flags for every worker, in one string.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when ready.")] = False,
 ) -> None:
@@ -75,6 +89,18 @@ def up(
         raise UsageError("a split needs both --prefill and --decode to be at least 1, or both 0")
     if colocated + prefill == 0:
         raise UsageError("nothing to start: give --colocated, or --prefill and --decode")
+    if simulated:
+        if worker_args or log_dir is not None or redis is not None:
+            raise UsageError(
+                "--worker-args, --log-dir and --redis are for real workers: not with --simulated"
+            )
+        try:
+            pace = SimulationOptions(time_scale=time_scale, half_pair_timeout_s=float(half_pair_timeout))
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        spec = cluster_of(colocated, prefill, decode, transport, local_prefill=plugin)
+        host_workers(SimulatedCluster(spec, pace), as_json=as_json)
+        return
     if redis is not None and not plugin:
         raise UsageError("--redis is where --plugin sends telemetry: give both")
     chosen = list(specs(colocated, prefill, decode, transport))

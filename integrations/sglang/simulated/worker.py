@@ -14,7 +14,8 @@ from kvferry.models.simulator.job import Job
 from kvferry.models.simulator.progress import boundary_s, tokens_out
 from kvferry.policy.worker import Role
 
-IDLE_LOOK_S = 0.05
+LOOK_S = 1e-4  # at least between two looks: the engine's own event of that time may be yet to come
+IDLE_LOOK_S = 0.05  # when the engine has streams that it does not work on: retracted ones
 ABORTED = Failure(0, "aborted on request")
 Meet = Callable[["SimulatedWorker", Flight], Callable[[str], None]]
 """A decode half of this worker has KV room: meet its prefill half. The call that it returns tells that one
@@ -107,7 +108,7 @@ class SimulatedWorker:
         flight.advance(1)
         if flight.stream and job.output_tokens > 1:
             self._streams[job] = flight
-            self._schedule()
+            self._look()
 
     def finished(self, job: Job) -> None:
         flight = self._flights[job]
@@ -190,23 +191,22 @@ class SimulatedWorker:
         if part is not None:
             part(why)
 
-    def _schedule(self) -> None:
-        """Look at the streams again when the first of them has tokens to tell."""
-        if not self._streams or self._tick is not None:
-            return
-        engine = self.engine
-        missing = min(
-            flight.tokens + self._interval - tokens_out(engine, job) for job, flight in self._streams.items()
-        )
-        at_s = boundary_s(engine, missing)
-        now_s = self.pump.events.now_s
-        due_s = now_s + IDLE_LOOK_S if at_s is None else max(at_s, now_s)
-        self._tick = self.pump.events.at(due_s, self._tell)
+    def _look(self) -> None:
+        """Look at the streams now: that is, once the engine has planned its next step."""
+        if self._tick is not None:
+            self._tick.cancel()
+        self._tick = self.pump.events.at(self.pump.events.now_s, self._tell)
 
     def _tell(self) -> None:
+        """Tell what is out by now, and look again when the first of the streams has more."""
         self._tick = None
+        engine, missing = self.engine, self._interval
         for job, flight in self._streams.items():
-            out = tokens_out(self.engine, job)
+            out = tokens_out(engine, job)
             if out >= flight.tokens + self._interval:
                 flight.advance(out)
-        self._schedule()
+            missing = min(missing, flight.tokens + self._interval - out)
+        if self._streams:
+            at_s, now_s = boundary_s(engine, missing), self.pump.events.now_s
+            due_s = now_s + IDLE_LOOK_S if at_s is None else max(at_s, now_s + LOOK_S)
+            self._tick = self.pump.events.at(due_s, self._tell)
