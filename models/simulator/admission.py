@@ -34,7 +34,9 @@ class Admission:
 
     def pick(self, failed: list[Job]) -> list[tuple[Job, int]]:
         """The prompts, and how much of each, that the next step computes."""
-        budget = max(MIN_BUDGET_TOKENS, self._spec.chunk_tokens - self._batch.size)
+        budget = self._spec.chunk_tokens
+        if self._spec.mixed_chunk:
+            budget = max(MIN_BUDGET_TOKENS, budget - self._batch.size)
         waiting = self.waiting
         chunks: list[tuple[Job, int]] = []
         while budget > 0 and waiting:

@@ -216,15 +216,16 @@ class Engine:
 
     def _begin_mixed(self, chunks: list[tuple[Job, int]], pace: float) -> None:
         steps, batch = self._steps, self.batch
-        tokens, work = batch.size, 0.0
+        decodes = batch.size if self.spec.mixed_chunk else 0
+        tokens, work = decodes, 0.0
         for job, count in chunks:
             if math.isnan(job.prefill_start_s):
                 job.prefill_start_s = self.events.now_s
             tokens += count
             work += count * (job.computed_tokens + 0.5 * count)
-        step_s = steps.tokens_s(tokens) + steps.attention_s * work + steps.context_s * batch.context_tokens
-        if batch.size:
-            step_s += steps.mixed_s
+        step_s = steps.tokens_s(tokens) + steps.attention_s * work
+        if decodes:
+            step_s += steps.context_s * batch.context_tokens + steps.mixed_s
         self._chunks = chunks
         self._event = self.events.at(self.events.now_s + pace * step_s, self._mixed, pace * step_s)
 
@@ -241,7 +242,8 @@ class Engine:
         self.steps_done += 1
         chunks, self._chunks = self._chunks, []
         self.counters.prefilled(sum(count for _, count in chunks), took_s)
-        self._decoded(1)
+        if self.spec.mixed_chunk:
+            self._decoded(1)
         prefill_only = self.spec.role is Role.PREFILL
         for job, count in chunks:
             first = job.computed_tokens == job.cached_tokens

@@ -4,6 +4,7 @@ import contextlib
 import logging
 from functools import lru_cache
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,37 @@ def silicon_steps(model: str, gpu: str, tp: int) -> StepTimes:
 
 
 def silicon_samples(model: str, gpu: str, tp: int) -> list[StepSample]:
-    """Predicted engine steps; errors as `silicon_steps`."""
-    engine = _compiled(model, gpu, tp)
+    """Predicted engine steps; errors as `silicon_steps`. Experts are split as attention is (SGLang's
+    default) where there are tables for that, else spread over the GPUs."""
+    try:
+        sdk = import_module("aiconfigurator_core.sdk.engine")
+    except ImportError:
+        raise MissingSiliconError(
+            "aiconfigurator-core is not installed: pip install 'kvferry[silicon]'"
+        ) from None
+    logger = logging.getLogger("aiconfigurator_core")
+    if not logger.level:
+        logger.setLevel(logging.CRITICAL)  # it warns of tables that are not asked for
+    root = Path(str(sdk.__file__)).parents[1]
+    # An id whose config it does not hold would be looked for on the Internet.
+    names = [n for n in _names(model) if (root / "model_configs" / _file(n[0])).is_file()]
+    systems = [s for s in (f"{gpu.lower()}_sxm", gpu.lower()) if (root / "systems" / f"{s}.yaml").is_file()]
+    said = "not one of its models" if not names else "not one of its GPUs"
+    experts: tuple[dict[str, int], ...] = (
+        {},
+        {"moe_tp_size": tp, "moe_ep_size": 1},
+        {"moe_tp_size": 1, "moe_ep_size": tp},
+    )
+    for (name, formats), system, split in product(names, systems, experts):
+        try:
+            engine = sdk.EngineHandle.compile(name, system, "sglang", tp_size=tp, **formats, **split)
+            return _sampled(engine)
+        except Exception as error:  # noqa: BLE001 - of a dozen kinds; the last is told below
+            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    raise UnknownStepsError(f"no kernel tables for {model} on {gpu} TP{tp}: {said}")
+
+
+def _sampled(engine: Any) -> list[StepSample]:
     found = [
         StepSample(b, float(b * c), 0, 0.0, engine.decode_step_latency(b, c, 2) / 1e3)
         for b in DECODE_KNOTS
@@ -55,31 +85,6 @@ def silicon_samples(model: str, gpu: str, tp: int) -> list[StepSample]:
     # MLA: the tables' mixed steps do not feel the context, and cannot be right
     felt = len({sample.seconds for sample in mixed}) > len(mixed) / 2
     return found + (mixed if felt else [])
-
-
-def _compiled(model: str, gpu: str, tp: int) -> Any:
-    try:
-        sdk = import_module("aiconfigurator_core.sdk.engine")
-    except ImportError:
-        raise MissingSiliconError(
-            "aiconfigurator-core is not installed: pip install 'kvferry[silicon]'"
-        ) from None
-    logger = logging.getLogger("aiconfigurator_core")
-    if not logger.level:
-        logger.setLevel(logging.CRITICAL)  # it warns of tables that are not asked for
-    root = Path(str(sdk.__file__)).parents[1]
-    # An id whose config it does not hold would be looked for on the Internet.
-    names = [n for n in _names(model) if (root / "model_configs" / _file(n[0])).is_file()]
-    systems = [s for s in (f"{gpu.lower()}_sxm", gpu.lower()) if (root / "systems" / f"{s}.yaml").is_file()]
-    said = "not one of its models" if not names else "not one of its GPUs"
-    for name, formats in names:
-        for system in systems:
-            for experts in ({}, {"moe_tp_size": tp, "moe_ep_size": 1}, {"moe_tp_size": 1, "moe_ep_size": tp}):
-                try:
-                    return sdk.EngineHandle.compile(name, system, "sglang", tp_size=tp, **formats, **experts)
-                except Exception as error:  # noqa: BLE001 - of a dozen kinds; the last is told below
-                    said = (str(error).strip() or type(error).__name__).splitlines()[0]
-    raise UnknownStepsError(f"no kernel tables for {model} on {gpu} TP{tp}: {said}")
 
 
 def _file(name: str) -> str:

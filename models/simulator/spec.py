@@ -11,6 +11,8 @@ from kvferry.policy.worker import Role
 class EngineSpec:
     """One SGLang worker. `chunk_tokens`: prefill tokens per step, running decodes taken off it.
 
+    `mixed_chunk`: whether running decodes take part in steps with prefill (SGLang's --enable-mixed-chunk);
+    if not, they wait until no prompt does, as they do by default in SGLang.
     `reserve_tokens`: KV room beyond the prompt that must be free when a request is let in (SGLang's
     decode workers: 512). `prefix_cache`: whether prompts' full blocks are kept and found again.
     `nic`: workers that name the same one share its bandwidth (its own when empty).
@@ -23,6 +25,7 @@ class EngineSpec:
     tp: int
     local_prefill: bool = False
     chunk_tokens: int = 2048
+    mixed_chunk: bool = True
     max_total_tokens: int = 400_000
     max_running_requests: int = 256
     reserve_tokens: int = 512
