@@ -4,6 +4,7 @@ Format: github.com/Azure/AzurePublicDataset (2023 with seven decimals, 2024 with
 hashes: nothing is known to be shared.
 """
 
+import re
 from array import array
 
 import numpy as np
@@ -12,14 +13,17 @@ from kvferry.models.workload.base import Workload
 from kvferry.models.workload.csv_rows import Columns, count, read_rows
 from kvferry.models.workload.trace_file import TraceError, TraceFile
 
+SHAPE = re.compile(r"(19[789]|20\d|21\d)\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?", re.ASCII)
+
 
 def _nanoseconds(text: str) -> int:
+    text = text.removesuffix("Z").removesuffix("+00:00")
+    if not SHAPE.fullmatch(text):
+        raise ValueError("is no time (UTC) like 2023-11-16 18:15:46.6805900")
     try:
-        time = np.datetime64(text.removesuffix("Z").removesuffix("+00:00"), "ns")
+        time = np.datetime64(text, "ns")
     except ValueError:
-        raise ValueError("is no time like 2023-11-16 18:15:46.6805900") from None
-    if np.isnat(time):
-        raise ValueError("is no time")
+        raise ValueError("is no such time") from None
     return int(time.astype(np.int64))
 
 

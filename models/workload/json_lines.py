@@ -10,6 +10,7 @@ from kvferry.models.workload.trace_file import TraceFile
 
 T = TypeVar("T")
 PLACE = re.compile(r"(?P<why>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
 
@@ -22,7 +23,7 @@ def read_objects(trace: TraceFile, kind: type[T]) -> Iterator[tuple[int, T]]:
             found = decode(line)
         except msgspec.ValidationError as error:
             trace.refuse(number, *_explained(str(error), line))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             trace.refuse(number, "", None, f"no JSON object: {error}")
         else:
             yield number, found
@@ -36,7 +37,7 @@ def _explained(message: str, line: bytes) -> tuple[str, Any, str]:
         return ".".join(filter(None, (path, missing["field"]))), None, "is missing"
     try:
         value: Any = msgspec.json.decode(line)
-    except RecursionError:  # nothing below is of use then
+    except UNREADABLE:  # broken behind the place where its type was wrong
         return "", None, why
     for key, index in STEP.findall(path):
         if isinstance(value, dict) and key:

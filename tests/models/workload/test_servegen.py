@@ -141,3 +141,8 @@ def test_gaps_too_uneven_for_numbers_still_give_every_request(tmp_path: Path) ->
     workload = read(written(tmp_path, "0,0,0.1,150,Gamma,1,1\n", BOTH))
     assert len(workload) == pytest.approx(60, abs=1)
     assert workload.arrival_s.max() <= 600
+
+
+def test_many_who_send_little_send_their_share(tmp_path: Path) -> None:
+    rows = "".join(f"{client},0,0.0008,1,Gamma,1,1\n" for client in range(400))
+    assert len(read(written(tmp_path, rows, BOTH))) == pytest.approx(0.48 * 400, rel=0.2)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvferry.models.workload.azure import read_azure
 from kvferry.models.workload.reader import form_of, read
@@ -132,6 +134,8 @@ def test_a_bad_json_line_is_named_or_counted(tmp_path: Path, bad: object, said: 
     [
         ("yesterday,1,1", "TIMESTAMP = 'yesterday'"),
         ("NaT,1,1", "TIMESTAMP = 'NaT'"),
+        ("2023-11-16 18:15:51+05:00,1,1", "is no time (UTC)"),
+        ("2023-02-30 18:15:51,1,1", "is no such time"),
         ("2023-11-16 18:15:51,,1", "ContextTokens = ''"),
         ("2023-11-16 18:15:51,1,0", "GeneratedTokens = '0': must be from 1"),
         ("2023-11-16 18:15:51,1,1.5", "GeneratedTokens = '1.5': is no whole number"),
@@ -209,3 +213,38 @@ def test_forms_by_their_first_line(tmp_path: Path) -> None:
     }.items():
         (tmp_path / "file").write_text(line)
         assert form_of(TraceFile(tmp_path / "file")) == form
+
+
+RECORD = b'{"schema":"kvferry.decision.v1","id":"a","time":5,"chosen":{},"request":{"prompt_tokens":9}}\n'
+SOUND = ("".join(f"{json.dumps(line)}\n" for line in MOONCAKE).encode(), AZURE.encode(), RECORD)
+
+
+@settings(max_examples=150)
+@given(
+    st.sampled_from(SOUND),
+    st.lists(
+        st.tuples(st.integers(0, 200), st.integers(0, 3), st.binary(max_size=4)), min_size=1, max_size=4
+    ),
+    st.booleans(),
+)
+def test_damage_is_told_and_never_a_crash(
+    tmp_path_factory: pytest.TempPathFactory,
+    content: bytes,
+    damage: list[tuple[int, int, bytes]],
+    lenient: bool,
+) -> None:
+    for at, length, new in damage:
+        content = content[:at] + new + content[at + length :]
+    file = tmp_path_factory.getbasetemp() / "damaged"
+    file.write_bytes(content)
+    dropped: list[str] | None = [] if lenient else None
+    lines = sum(bool(line.strip()) for line in content.split(b"\n"))
+    try:
+        workload = read(file, dropped=dropped)
+    except TraceError as failure:
+        told = str(failure)
+    else:
+        told = str(file)
+        is_csv = not content.lstrip().startswith(b"{")
+        assert len(workload) + len(dropped or ()) + is_csv == lines
+    assert str(file) in told
