@@ -26,11 +26,7 @@ def read_rows(trace: TraceFile, columns: Columns) -> Iterator[tuple[int, list[An
             raise TraceError(f"{trace.path}, line 1: no column {name!r}: there are {', '.join(header)}")
         places.append((name, header.index(name), convert))
     for number, line in lines:
-        try:
-            cells = split_row(line)
-        except csv.Error as error:
-            trace.refuse(number, "", None, f"no CSV: {error}")
-            continue
+        cells = split_row(line)
         if len(cells) != len(header):
             trace.refuse(number, "", None, f"{len(cells)} columns where the header has {len(header)}")
             continue
@@ -46,8 +42,11 @@ def read_rows(trace: TraceFile, columns: Columns) -> Iterator[tuple[int, list[An
 
 
 def split_row(line: bytes) -> list[str]:
-    """Cells of one line, without the mark that some editors put before the first."""
-    return next(csv.reader([line.decode("utf-8-sig", errors="replace")]), [])
+    """Cells of one line, none where it is no CSV; without the mark that some editors put first."""
+    try:
+        return next(csv.reader([line.decode("utf-8-sig", errors="replace")]), [])
+    except csv.Error:  # a line end within the line, or a cell of over 128 KiB
+        return []
 
 
 def count(text: str) -> int:
