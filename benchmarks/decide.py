@@ -1,6 +1,8 @@
-"""How long one decision takes: 8 prefill x 8 decode x 2 transports + 16 colocated workers.
+"""How long one decision takes: by default 8 prefill x 8 decode x 2 transports + 16 colocated workers.
 
-    python benchmarks/decide.py [--policy kvferry] [--rounds 20] [--profile]
+    python benchmarks/decide.py [--policy kvferry] [--fleet 8,8,16] [--rounds 20] [--profile]
+
+With `--fleet 4,4,0`, say, there is one transport and decode workers prefill as well.
 
 Requests differ in length, output, prefix and objective, the workers in load. Prints microseconds per
 decision; p5 is what a quiet machine would show, p50 what this one showed.
@@ -26,19 +28,20 @@ from kvferry.policy.worker import Load, Role, Speed, Worker
 # Qwen3-32B at TP2 on H200, over 400 Gb/s InfiniBand: see configs/.
 SHAPE = KVShape(layers=64, kv_heads=8, head_dim=128)
 SPEED = Speed(0.0084, 49e-6, 1.9e-9, 0.0101, 32e-6, 29e-9)
-FLEET = ((Role.PREFILL, 8), (Role.DECODE, 8), (Role.COLOCATED, 16))
+FLEET = (8, 8, 16)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--policy", default="kvferry")
+    parser.add_argument("--fleet", type=counts, default=FLEET, help="prefill,decode,colocated workers")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     rng = np.random.default_rng(0)
-    world = cluster(rng)
+    world = cluster(rng, given.fleet)
     requests = [request(rng, i, world) for i in range(given.requests)]
     policy = base.make(given.policy)
     modes = [policy.decide(each, world).mode.value for each in requests]
@@ -72,8 +75,17 @@ def main() -> None:
     )
 
 
-def cluster(rng: np.random.Generator) -> Cluster:
+def counts(text: str) -> tuple[int, ...]:
+    """Of prefill, decode and colocated workers."""
+    found = tuple(int(part) for part in text.split(","))
+    if len(found) != len(FLEET):
+        raise argparse.ArgumentTypeError(f"{text}: three numbers are needed")
+    return found
+
+
+def cluster(rng: np.random.Generator, fleet: tuple[int, ...] = FLEET) -> Cluster:
     """A fleet under mixed load, with moves in flight and work of our own."""
+    mixed = fleet[2] > 0
     workers = [
         Worker(
             id=f"http://{role.value}-{i:02}:30000",
@@ -81,13 +93,14 @@ def cluster(rng: np.random.Generator) -> Cluster:
             role=role,
             model="Qwen/Qwen3-32B",
             shape=SHAPE,
-            transports=("mooncake", "nixl"),
+            transports=("mooncake", "nixl") if mixed else ("mooncake",),
+            local_prefill=not mixed,
             bootstrap_port=8998,
             host=f"{role.value}-{i:02}",
             speed=replace(SPEED, prefill_s_per_token=49e-6 * float(rng.uniform(0.9, 1.1))),
             load=load(rng, role),
         )
-        for role, count in FLEET
+        for role, count in zip((Role.PREFILL, Role.DECODE, Role.COLOCATED), fleet, strict=True)
         for i in range(count)
     ]
 

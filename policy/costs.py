@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvferry.policy.deferring import Deferring
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -12,7 +14,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(Deferring):
     """Predicted terms of one plan, in seconds; `score` is a loss in expected lost requests.
 
     queue: before prefill starts, bootstrap included. transfer: only what prefill does not hide.

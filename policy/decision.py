@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvferry.policy.costs import Costs
+from kvferry.policy.deferring import Deferring
 from kvferry.policy.plan import Mode, Plan
 
 
@@ -37,7 +38,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Deferring):
     """`deadline_s` is how long after dispatch the first byte may take before the router rescues."""
 
     plan: Plan

@@ -1,15 +1,17 @@
 """All plans of one request, predicted and scored, and how a choice among them becomes a Decision."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import overload
 
 import numpy as np
 
 from kvferry.policy.candidates import Bools, Floats
 from kvferry.policy.cluster import Cluster
-from kvferry.policy.costs import Costs
+from kvferry.policy.costs import Costs, Estimate
 from kvferry.policy.decision import Decision, NoPlanError, Reason
+from kvferry.policy.deferring import Deferring
 from kvferry.policy.plan import Plan
 from kvferry.policy.predict import Prediction, costs_of, predict
 from kvferry.policy.reasons import REASONS, against, no_rival, reason_codes
@@ -21,44 +23,83 @@ from kvferry.policy.worker import Role
 DEADLINE_FLOOR_S = 10.0
 DEADLINE_FACTOR = 4.0
 ALTERNATIVES = 3
+# These hold the places of what is worked out later.
+_NO_TERM = Estimate(0.0, 0.0)
+_NO_COSTS = Costs(
+    _NO_TERM,
+    _NO_TERM,
+    _NO_TERM,
+    _NO_TERM,
+    _NO_TERM,
+    _NO_TERM,
+    _NO_TERM,
+    _NO_TERM,
+    score=0.0,
+    cautious_score=0.0,
+)
+_NO_ROWS = np.zeros((2, 0))
+_NO_SCORES = Scores(_NO_ROWS, _NO_ROWS[0], _NO_ROWS[1], _NO_ROWS[0], _NO_ROWS, _NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Evaluation:
-    """`usable` rows are feasible and, where any plan fits, fit; `ranked` is their score, else infinity."""
+class Evaluation(Deferring):
+    """`usable` rows are feasible and, where any plan fits, fit; `ranked` is their score, else infinity.
+
+    `scores`, and `ranked` with them, are worked out when they are first read.
+    """
 
     request: Request
     cluster: Cluster
     prediction: Prediction
-    scores: Scores
     usable: Bools
     all_usable: bool
+    scores: Scores
     ranked: Floats
 
     @classmethod
     def of(cls, request: Request, cluster: Cluster) -> "Evaluation":
-        """Predict and score every plan; raises NoPlanError, with a reason each, when none is usable."""
+        """Predict every plan; raises NoPlanError, with a reason each, when none is usable."""
         table = cluster.candidates
         if not table.plans:
             raise _no_plan(cluster)
         prediction = predict(request, cluster)
-        scores = score(prediction, table, request.slo)
         if prediction.feasible is table.every and prediction.fits is table.every:
-            return cls(request, cluster, prediction, scores, table.every, True, scores.total)
+            return cls._with(request, cluster, prediction, table.every, None)
         usable = prediction.feasible & prediction.fits
         if not usable.any():
             # Too large by our count for every worker: the worker's own refusal is the exact one.
             usable = prediction.feasible
             if not usable.any():
                 raise _no_plan(cluster)
-        every = cls(request, cluster, prediction, scores, usable, False, scores.total)
-        return every.only(usable)
+        return cls._with(request, cluster, prediction, usable, None)
+
+    @classmethod
+    def _with(
+        cls,
+        request: Request,
+        cluster: Cluster,
+        prediction: Prediction,
+        usable: Bools,
+        scored: Callable[[], Scores] | None,
+    ) -> "Evaluation":
+        every = usable is cluster.candidates.every or bool(usable.all())
+        nothing = prediction.new_tokens
+        made = cls(request, cluster, prediction, usable, every, _NO_SCORES, nothing)
+
+        def scores() -> dict[str, object]:
+            found = scored() if scored else score(prediction, cluster.candidates, request.slo)
+            return {
+                "scores": found,
+                "ranked": found.total if every else np.where(usable, found.total, np.inf),
+            }
+
+        made.defer(scores, "scores", "ranked")
+        return made
 
     def only(self, rows: Bools) -> "Evaluation":
         """This evaluation with no other than the usable plans in `rows`."""
         usable = self.usable & rows
-        ranked = np.where(usable, self.scores.total, np.inf)
-        return replace(self, usable=usable, all_usable=bool(usable.all()), ranked=ranked)
+        return self._with(self.request, self.cluster, self.prediction, usable, lambda: self.scores)
 
     @property
     def split(self) -> Bools:
@@ -90,31 +131,67 @@ class Evaluation:
         propensity_mode: float = 1.0,
         propensity_plan: float = 1.0,
     ) -> Decision:
-        """The Decision for plan `row`; without a `reason`, the term that decided it is named."""
+        """The Decision for plan `row`; without a `reason`, the term that decided it is named.
+
+        What only a log or an explanation asks for (costs, alternatives, reasons against) is worked out then.
+        """
         table = self.cluster.candidates
-        rival = self.best_colocated if row >= table.colocated_count else self.best_split
-        codes = reason_codes(self, row)
-        if rival < 0:
+        codes = None
+        if not self._has_rival(row):
             reason = no_rival(self, row)
         elif reason is None:
-            reason = REASONS[codes[rival]]
-        others = self._others(row, rival)
-        (costs,) = costs_of(self.prediction, self.cluster, [row], self.scores.both)
+            codes = reason_codes(self, row)
+            reason = REASONS[codes[self._rival(row)]]
         load_time_s = self.cluster.state.load_time_s
         age_s = self.cluster.time_s - min(load_time_s[table.pre[row]], load_time_s[table.dec[row]])
-        return Decision(
+        decision = Decision(
             plan=table.plans[row],
             reason=reason,
-            costs=costs,
+            costs=_NO_COSTS,
             policy=policy,
-            alternatives=Alternatives(self, others),
-            reasons_against=against(self, row, codes, reason),
             propensity_mode=propensity_mode,
             propensity_plan=propensity_plan,
             safe_rule=safe_rule,
-            deadline_s=max(DEADLINE_FLOOR_S, DEADLINE_FACTOR * costs.ttft_s.p90),
             view_age_s=max(0.0, float(age_s)),
         )
+        given = reason
+
+        def costs() -> dict[str, object]:
+            found = self._costs_of(row)
+            deadline_s = max(DEADLINE_FLOOR_S, DEADLINE_FACTOR * found.ttft_s.p90)
+            return {"costs": found, "deadline_s": deadline_s}
+
+        def others() -> dict[str, object]:
+            return {"alternatives": Alternatives(self, self._others(row, self._rival(row)))}
+
+        def refused() -> dict[str, object]:
+            found = reason_codes(self, row) if codes is None else codes
+            return {"reasons_against": against(self, row, found, given)}
+
+        decision.defer(costs, "costs", "deadline_s")
+        decision.defer(others, "alternatives")
+        decision.defer(refused, "reasons_against")
+        return decision
+
+    def _costs_of(self, row: int) -> Costs:
+        (costs,) = costs_of(self.prediction, self.cluster, [row], _unscored(len(self.usable)))
+
+        def scores() -> dict[str, object]:
+            median, cautious = self.scores.both[:, row].tolist()
+            return {"score": median, "cautious_score": cautious}
+
+        costs.defer(scores, "score", "cautious_score")
+        return costs
+
+    def _has_rival(self, row: int) -> bool:
+        """Whether the other mode has a usable plan."""
+        count = self.cluster.candidates.colocated_count
+        rivals = self.usable[:count] if row >= count else self.usable[count:]
+        return bool(rivals.any())
+
+    def _rival(self, row: int) -> int:
+        """Row of the best plan of the other mode; -1: there is none."""
+        return self.best_colocated if row >= self.cluster.candidates.colocated_count else self.best_split
 
     def clear_winner(self, split: int, colocated: int, min_gain: float = 0.0) -> int:
         """Of the best row of each mode the one that wins even when its own uncertainty goes against it.
@@ -170,6 +247,11 @@ class Alternatives(Sequence[tuple[Plan, Costs]]):
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+@cache
+def _unscored(plans: int) -> Floats:
+    return np.zeros((2, plans))
 
 
 def _lowest(ranked: Floats) -> int:
