@@ -3,10 +3,11 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
-from kvferry.models.simulator.events_file import Event, changes_of, shift_load
+from kvferry.models.simulator.events_file import Event, changes_of, needed_s, shift_load
 from kvferry.models.simulator.goodput import ATTAINMENT, Point, ScanRule, scan
 from kvferry.models.simulator.metrics import figures, timeline
 from kvferry.models.simulator.oracle import make_policy
@@ -17,6 +18,7 @@ from kvferry.models.simulator.spec import ClusterSpec, SLORule, Watch
 
 Result = dict[str, Any]
 SCAN_DURATION_S = 300.0
+VERSION = metadata.version("kvferry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,19 @@ class Cell:
     def key(self) -> str:
         """Equal keys are equal results: all that goes into one, and the version of kvferry; not the labels,
         and not where the workload lies."""
-        where = (self.digest, self.source.start_share, self.source.end_share)
-        parts = {**asdict(self), "labels": None, "source": where, "version": metadata.version("kvferry")}
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+        parts = (
+            VERSION,
+            (self.digest, self.source.start_share, self.source.end_share),
+            _plain(self.cluster),
+            (self.policy, self.seed, self.rate_rps, self.duration_s),
+            *(_plain(part) for part in (self.slo, self.scan, *self.events) if part is not None),
+        )
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+
+
+@lru_cache(maxsize=4096)
+def _plain(part: ClusterSpec | SLORule | ScanRule | Event) -> str:
+    return json.dumps(asdict(part), sort_keys=True)
 
 
 def run_cell(cell: Cell, watch: Watch | None = None) -> Result:
@@ -70,8 +82,9 @@ def _run(
     watch: Watch | None = None,
 ) -> tuple[Run, float]:
     duration_s = duration_s or cell.duration_s
-    workload = cell.source.offered(rate_rps, duration_s, cell.seed)
-    lasts_s = duration_s or workload.duration_s
+    own_s = None if duration_s is None else needed_s(cell.events, duration_s)
+    workload = cell.source.offered(rate_rps, own_s, cell.seed)
+    lasts_s = workload.duration_s if duration_s is None else duration_s
     workload = shift_load(workload, cell.events, lasts_s)
     run = simulate(
         cell.cluster,

@@ -12,7 +12,7 @@ from kvferry.models.simulator.step_catalogue import find_steps, kv_room_tokens
 from kvferry.models.toml_file import ConfigError, entries, known_keys, number, packaged, read_toml, text
 from kvferry.policy.worker import Role
 
-BUILT_IN = ("4p4d", "2p2d4c", "8c")
+BUILT_IN = ("4p4d", "4p4d-split", "2p2d4c", "8c")
 DEFAULT_SLO = SLORule()
 MAX_WORKERS = 4096
 _TABLES = ("name", "worker", "path", "router", "truth", "slo")

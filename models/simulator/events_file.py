@@ -9,7 +9,7 @@ import numpy as np
 
 from kvferry.models.simulator.spec import Change, ClusterSpec, PathChange, WorkerChange
 from kvferry.models.toml_file import ConfigError, entries, known_keys, number, read_toml, text
-from kvferry.models.workload.base import Workload
+from kvferry.models.workload.base import Floats, Workload
 
 _WHAT = ("path_factor", "load_factor", "dies", "returns")
 _KEYS = frozenset(("time_s", "time_share", "worker", *_WHAT))
@@ -67,21 +67,31 @@ def changes_of(events: Sequence[Event], cluster: ClusterSpec, duration_s: float)
     return tuple(sorted(found, key=lambda change: change.time_s))
 
 
+def needed_s(events: Sequence[Event], duration_s: float) -> float:
+    """How much of a workload's own time comes within `duration_s` under `load_factor` events."""
+    starts_s, rates, own_s = _stretches(events, duration_s)
+    return float(own_s[-1] + (duration_s - starts_s[-1]) * rates[-1])
+
+
 def shift_load(workload: Workload, events: Sequence[Event], duration_s: float) -> Workload:
     """The same requests, coming `factor` times as fast from each `load_factor` event on."""
+    starts_s, rates, own_s = _stretches(events, duration_s)
+    if len(rates) == 1:
+        return workload
+    stretch = np.searchsorted(own_s, workload.arrival_s, side="right") - 1
+    times_s = starts_s[stretch] + (workload.arrival_s - own_s[stretch]) / rates[stretch]
+    return replace(workload, arrival_s=times_s)
+
+
+def _stretches(events: Sequence[Event], duration_s: float) -> tuple[Floats, Floats, Floats]:
+    """Of constant factor: when each begins, the factor, and its beginning on the workload's own clock."""
     shifts = sorted(
         (event.time_s(duration_s), event.factor) for event in events if event.what == "load_factor"
     )
-    if not shifts:
-        return workload
-    starts_s, rates = [0.0, *(time_s for time_s, _ in shifts)], [1.0, *(factor for _, factor in shifts)]
-    # Where each stretch begins on the workload's own clock.
-    own_s = np.concatenate(([0.0], np.cumsum(np.diff(starts_s) * rates[:-1])))
-    stretch = np.searchsorted(own_s, workload.arrival_s, side="right") - 1
-    times_s = (
-        np.asarray(starts_s)[stretch] + (workload.arrival_s - own_s[stretch]) / np.asarray(rates)[stretch]
-    )
-    return replace(workload, arrival_s=times_s)
+    shifts = [(time_s, factor) for time_s, factor in shifts if time_s < duration_s]
+    starts_s = np.array([0.0, *(time_s for time_s, _ in shifts)])
+    rates = np.array([1.0, *(factor for _, factor in shifts)])
+    return starts_s, rates, np.concatenate(([0.0], np.cumsum(np.diff(starts_s) * rates[:-1])))
 
 
 def _event(entry: Mapping[str, Any], where: str) -> Event:

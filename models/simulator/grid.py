@@ -101,7 +101,7 @@ def _cells(axes: Axes, skipped: dict[str, None]) -> Iterator[Cell]:
                 policy=policy,
                 seed=seed,
                 rate_rps=rate_rps,
-                duration_s=axes.duration_s,
+                duration_s=source.duration_s or axes.duration_s,
                 events=events,
                 scan=axes.scan,
             )

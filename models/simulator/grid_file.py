@@ -61,7 +61,7 @@ def parse_axes(tables: Mapping[str, Any], where: str, folder: Path) -> Axes:
         or (None,),
         chunks=_list(tables, "chunks", where, int, (None,)),
         rates_rps=_list(tables, "rates_rps", where, float, (None,)),
-        duration_s=number(tables, "duration_s", where) if "duration_s" in tables else None,
+        duration_s=positive(tables, "duration_s", where),
         scan=_scan(goodput, where) if "goodput" in tables else None,
     )
 
@@ -79,7 +79,7 @@ def _rows(tables: Mapping[str, Any], key: str, where: str) -> Iterator[tuple[int
 
 
 def _source(entry: Mapping[str, Any], where: str, folder: Path) -> Source:
-    known_keys(entry, frozenset(("name", "file", "mix", "start_share", "end_share")), where)
+    known_keys(entry, frozenset(("name", "file", "mix", "start_share", "end_share", "duration_s")), where)
     if ("file" in entry) == ("mix" in entry):
         raise ConfigError(f"{where}: give 'file', or 'mix' = a table of files and their weights")
     mixed = table(entry, "mix", where) if "mix" in entry else {text(entry, "file", where): 1.0}
@@ -92,7 +92,9 @@ def _source(entry: Mapping[str, Any], where: str, folder: Path) -> Source:
             f"{where}: start_share = {start:g} and end_share = {end:g} hold no time between them"
         )
     default = Path(next(iter(mixed))).name.partition(".")[0] if len(parts) == 1 else None
-    source = Source(text(entry, "name", where, default), parts, start, end)
+    source = Source(
+        text(entry, "name", where, default), parts, start, end, positive(entry, "duration_s", where)
+    )
     try:
         source.check()
     except ConfigError as error:
@@ -101,8 +103,22 @@ def _source(entry: Mapping[str, Any], where: str, folder: Path) -> Source:
 
 
 def _beside(name: str, folder: Path) -> str:
-    """A file named in the grid, where it lies in `folder`; a built-in name or another path as it is."""
-    return str(folder / name) if name not in WORKLOADS and (folder / name).is_file() else name
+    """A file named in the grid, packed or not, where it lies in `folder`; anything else as it is."""
+    if name not in WORKLOADS:
+        for file in (folder / name, folder / f"{name}.gz"):
+            if file.is_file():
+                return str(file)
+    return name
+
+
+def positive(entry: Mapping[str, Any], key: str, where: str) -> float | None:
+    """A number above 0, None when it is not there."""
+    if key not in entry:
+        return None
+    value = number(entry, key, where)
+    if value <= 0:
+        raise ConfigError(f"{where}: {key} = {entry[key]!r} must be above 0")
+    return value
 
 
 def _path(entry: Mapping[str, Any], where: str) -> PathAxis:

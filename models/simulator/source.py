@@ -12,6 +12,7 @@ from kvferry.models.workload.merge import merge
 from kvferry.models.workload.named import BUILT_IN
 from kvferry.models.workload.reader import form_of, read
 from kvferry.models.workload.scale import at_rate
+from kvferry.models.workload.servegen import LENGTHS, RATES
 from kvferry.models.workload.trace_file import TraceFile
 
 CHECKED_S = 60.0  # of a workload that is drawn anew: enough to see that it can be
@@ -21,12 +22,14 @@ CHECKED_S = 60.0  # of a workload that is drawn anew: enough to see that it can 
 class Source:
     """`parts`: names or paths with weights. `start_share` and `end_share` cut a stretch of time out of each
     trace. Traces are compressed or stretched to a rate; what is generated or sampled (built-in names,
-    scenarios, ServeGen) is drawn anew at that rate, from the seed."""
+    scenarios, ServeGen) is drawn anew at that rate, from the seed. `duration_s`: how long it is simulated,
+    whatever is said of others."""
 
     name: str
     parts: tuple[tuple[str, float], ...]
     start_share: float = 0.0
     end_share: float = 1.0
+    duration_s: float | None = None
 
     def offered(self, rate_rps: float | None, duration_s: float | None, seed: int) -> Workload:
         """The requests; None: the workload's own rate (of a mix: that of its first part) or duration (of a
@@ -70,8 +73,9 @@ class Source:
         found = hashlib.sha256()
         for path, weight in self.parts:
             known = BUILT_IN.get(path)
-            content = repr(known).encode() if known else Path(path).read_bytes()
-            found.update(repr((weight, len(content))).encode() + content)
+            contents = [repr(known).encode()] if known else [file.read_bytes() for file in _files(path)]
+            for content in contents:
+                found.update(repr((weight, len(content))).encode() + content)
         return found.hexdigest()[:24]
 
     def _part(self, path: str, rate_rps: float | None, duration_s: float | None, seed: int) -> Workload:
@@ -81,6 +85,12 @@ class Source:
         if rate_rps is not None:
             return at_rate(trace, rate_rps, duration_s)
         return trace if duration_s is None else trace.between(0.0, duration_s)
+
+
+def _files(path: str) -> list[Path]:
+    """The file, and the other one of ServeGen's two."""
+    lengths = Path(path.replace(RATES, LENGTHS))
+    return [Path(path), *([lengths] if RATES in path and lengths.is_file() else [])]
 
 
 @lru_cache(maxsize=256)
