@@ -1,5 +1,6 @@
 """One request on its way through the router: decided, counted while in flight, recorded at its end."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterable
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from kvferry.integrations.sglang.ferry import Ferry
 
 log = logging.getLogger("kvferry.rescue")
+
+PRESUME_WITHIN_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -168,7 +171,18 @@ class Passage:
         if pre == dec:
             entries = [LeaseEntry(pre, new, request.sequences, context)]
         self.ferry.sink.lease_acquire(self._key, entries)
+        if pre == dec and not self.body.stream:
+            # nothing shows the first token of such an answer: else its prompt would count as work ahead
+            # of others until its last one
+            due_s = min(decision.costs.ttft_s.p50, PRESUME_WITHIN_S)
+            asyncio.get_running_loop().call_later(due_s, self._presume_prefilled, self._key)
         return way
+
+    def _presume_prefilled(self, key: str) -> None:
+        """The prompt is taken to be computed when it was predicted to be."""
+        if key == self._key:
+            self.ferry.book.first_token(key)
+            self.ferry.sink.lease_prefill_done(key)
 
     def _leave(self) -> None:
         if self._key:
