@@ -66,6 +66,6 @@ def make(spec: str) -> Policy:
 
 def _registry() -> dict[str, Callable[..., Policy]]:
     # The variants import this module, so they are found here and not at the top.
-    from kvferry.policy import baselines, expected_loss  # noqa: F401
+    from kvferry.policy import baselines, conversations, expected_loss  # noqa: F401
 
     return _FACTORIES

@@ -1,74 +1,21 @@
 """The rules in use elsewhere, under their public names, behind the same interface.
 
 Each decides the mode by its own published rule; within the mode every one of them places by the least
-prefill and decode load, own in-flight work included, so that comparisons judge the rule and not its
-placement (`random_by_workers` alone draws its workers, as it does in the field). A mode without a usable
-plan yields to the other, with `only_option` or what blocked it. Rules that need history (`ppd_table`,
-`pinned_conversation`) and `oracle` are not here.
+prefill and decode load, own in-flight work and held prefixes included, so that comparisons judge the rule
+and not its placement (`random_by_workers` alone draws its workers, as it does in the field). A mode without
+a usable plan yields to the other, with `only_option` or what blocked it. Rules that follow conversations are
+in `conversations`; `oracle` is the simulator's.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvferry.policy import draw
 from kvferry.policy.base import register
-from kvferry.policy.candidates import Bools, Floats
-from kvferry.policy.cluster import Cluster
-from kvferry.policy.decision import Decision, Reason
 from kvferry.policy.evaluation import Evaluation
-from kvferry.policy.predict import ADMISSION, QUEUE
-from kvferry.policy.request import Request
+from kvferry.policy.mode_rule import ModeRule, least, least_of, load_s, uncached_tokens
 from kvferry.policy.score import MIN_SLO_S
-
-
-def load_s(evaluation: Evaluation) -> Floats:
-    """[P] seconds of work in front of each plan: prefill queue, KV room, and the decode batch's step."""
-    prediction = evaluation.prediction
-    itl_s = prediction.standing.itls_s[0][evaluation.cluster.candidates.dec]
-    load: Floats = prediction.terms[QUEUE] + prediction.terms[ADMISSION] + itl_s
-    return load
-
-
-def least(evaluation: Evaluation, among: Bools) -> int:
-    """Row with the least load in `among`, the first key on ties; -1 when it is empty."""
-    return int(np.where(among, load_s(evaluation), np.inf).argmin()) if among.any() else -1
-
-
-@dataclass(frozen=True)
-class ModeRule(ABC):
-    """A rule that chooses the mode; subclasses say how likely a split is (0 or 1 for fixed rules)."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """As in `Policy`."""
-
-    @abstractmethod
-    def split_share(self, evaluation: Evaluation) -> float:
-        """Probability of a split."""
-
-    def decide(self, request: Request, cluster: Cluster) -> Decision:
-        evaluation = Evaluation.of(request, cluster)
-        if not (evaluation.split.any() and evaluation.colocated.any()):
-            row, chance = self.place(evaluation, evaluation.usable)
-            return evaluation.decide(row, self.name, propensity_plan=chance)
-        share = self.split_share(evaluation)
-        split = draw.unit(request.seed) < share
-        row, chance = self.place(evaluation, evaluation.split if split else evaluation.colocated)
-        mode_chance = share if split else 1.0 - share
-        return evaluation.decide(
-            row,
-            self.name,
-            Reason.RULE,
-            propensity_mode=mode_chance,
-            propensity_plan=mode_chance * chance,
-        )
-
-    def place(self, evaluation: Evaluation, among: Bools) -> tuple[int, float]:
-        """Row within the mode and the probability with which it was taken."""
-        return least(evaluation, among), 1.0
 
 
 @register("always_split")
@@ -113,8 +60,9 @@ class RandomByWorkers(ModeRule):
         single = len(set(table.pre[evaluation.colocated]))
         return pairs / max(1, pairs + single)
 
-    def place(self, evaluation: Evaluation, among: Bools) -> tuple[int, float]:
-        rows = np.flatnonzero(among)
+    def place(self, evaluation: Evaluation, *, split: bool | None) -> tuple[int, float]:
+        modes = {None: evaluation.usable, True: evaluation.split, False: evaluation.colocated}
+        rows = np.flatnonzero(modes[split])
         return int(rows[draw.pick(evaluation.request.seed, len(rows), salt=1)]), 1.0 / len(rows)
 
 
@@ -150,12 +98,6 @@ class LengthThreshold(ModeRule):
 
     def split_share(self, evaluation: Evaluation) -> float:
         return float(evaluation.request.prompt_tokens >= self.tokens)
-
-
-def uncached_tokens(evaluation: Evaluation) -> float:
-    """Prompt tokens left to compute on the worker that would run it locally."""
-    row = least(evaluation, evaluation.colocated)
-    return float(evaluation.prediction.new_tokens[row])
 
 
 @register("llmd_prefix_threshold")
@@ -207,8 +149,8 @@ class DynamoIslOrLoad(DynamoIslBounding):
 
     def bypass(self, evaluation: Evaluation) -> bool:
         state, table = evaluation.cluster.state, evaluation.cluster.candidates
-        local = table.dec[least(evaluation, evaluation.colocated)]
-        remote = table.pre[least(evaluation, evaluation.split)]
+        local = table.dec[least_of(evaluation, split=False)]
+        remote = table.pre[least_of(evaluation, split=True)]
         held = state.foreign_context_tokens[local] + state.own_context_tokens[local]
         if held > self.busy_usage * state.max_total_tokens[local]:
             return False
@@ -237,8 +179,8 @@ class AibrixCombined(ModeRule):
         room = np.maximum(state.max_total_tokens, 1.0)
         held = (state.foreign_context_tokens + state.own_context_tokens) / room
         load = np.maximum(queue_s / max(evaluation.request.slo.ttft_s, MIN_SLO_S), held)
-        combined = load[table.dec[least(evaluation, evaluation.colocated)]]
-        pair = least(evaluation, evaluation.split)
+        combined = load[table.dec[least_of(evaluation, split=False)]]
+        pair = least_of(evaluation, split=True)
         return float(
             not (combined < self.idle and max(load[table.pre[pair]], load[table.dec[pair]]) > self.hot)
         )
@@ -247,11 +189,18 @@ class AibrixCombined(ModeRule):
 @register("least_load")
 @dataclass(frozen=True)
 class LeastLoad(ModeRule):
-    """The plan with the least work in front of it, whatever its mode."""
+    """The plan with the least work in front of it, whatever its mode; its own prefill does not count."""
 
     @property
     def name(self) -> str:
         return "least_load"
 
     def split_share(self, evaluation: Evaluation) -> float:
-        return float(evaluation.cluster.candidates.split[least(evaluation, evaluation.usable)])
+        return float(evaluation.cluster.candidates.split[self._row(evaluation)])
+
+    def place(self, evaluation: Evaluation, *, split: bool | None) -> tuple[int, float]:
+        return self._row(evaluation), 1.0
+
+    @staticmethod
+    def _row(evaluation: Evaluation) -> int:
+        return least(load_s(evaluation), evaluation.usable)

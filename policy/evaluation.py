@@ -110,6 +110,14 @@ class Evaluation(Deferring):
         return self.usable & ~self.cluster.candidates.split
 
     @property
+    def has_both(self) -> bool:
+        """Whether both modes have a usable plan."""
+        count = self.cluster.candidates.colocated_count
+        if self.all_usable:
+            return 0 < count < len(self.usable)
+        return bool(self.usable[:count].any() and self.usable[count:].any())
+
+    @property
     def best_colocated(self) -> int:
         """Row of the lowest score among usable colocated plans, the first on ties; -1: there is none."""
         return _lowest(self.ranked[: self.cluster.candidates.colocated_count])
@@ -137,7 +145,7 @@ class Evaluation(Deferring):
         """
         table = self.cluster.candidates
         codes = None
-        if not self._has_rival(row):
+        if not self.has_both:
             reason = no_rival(self, row)
         elif reason is None:
             codes = reason_codes(self, row)
@@ -182,12 +190,6 @@ class Evaluation(Deferring):
 
         costs.defer(scores, "score", "cautious_score")
         return costs
-
-    def _has_rival(self, row: int) -> bool:
-        """Whether the other mode has a usable plan."""
-        count = self.cluster.candidates.colocated_count
-        rivals = self.usable[:count] if row >= count else self.usable[count:]
-        return bool(rivals.any())
 
     def _rival(self, row: int) -> int:
         """Row of the best plan of the other mode; -1: there is none."""

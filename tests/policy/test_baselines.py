@@ -96,6 +96,20 @@ def test_least_load_takes_the_shorter_queue_whatever_its_mode() -> None:
     assert mode("least_load", loaded(prefill=1000)) is COLOCATED
 
 
+def test_least_load_does_not_count_its_own_prefill() -> None:
+    fleet = [worker(Role.COLOCATED, name) for name in ("a", "b")]
+    decision = base.make("least_load").decide(ask(held_tokens={"b": 3900}), cluster(fleet))
+    assert decision.plan.key == "colocated:a"
+
+
+@pytest.mark.parametrize(("queued", "chosen"), [(0, "b"), (3899, "b"), (3901, "a")])
+def test_a_held_prefix_draws_a_request_until_the_queue_there_is_longer(queued: int, chosen: str) -> None:
+    fleet = [worker(Role.COLOCATED, "a"), worker(Role.COLOCATED, "b", load=busy(0, prefill_tokens=queued))]
+    fleet = [replace(each, speed=replace(each.speed, prefill_s_per_token2=0.0)) for each in fleet]
+    decision = base.make("always_colocated").decide(ask(held_tokens={"b": 3900}), cluster(fleet))
+    assert decision.plan.key == f"colocated:{chosen}"
+
+
 def test_random_by_workers_is_weighted_by_worker_count() -> None:
     fleet = [worker(Role.PREFILL), worker(Role.DECODE)]
     fleet += [worker(Role.COLOCATED, f"c{i}") for i in range(6)]

@@ -24,7 +24,7 @@ POLICIES = [base.make(name) for name in base.names()]
 policies = st.sampled_from(POLICIES)
 WANTED = (
     "kvferry always_split always_colocated random_by_workers dynamo_isl_bounding dynamo_isl_or_load "
-    "llmd_prefix_threshold aibrix_combined least_load coin length_threshold"
+    "llmd_prefix_threshold aibrix_combined ppd_table pinned_conversation least_load coin length_threshold"
 )
 
 
