@@ -82,9 +82,11 @@ def write_json(value: object, file: Path) -> None:
 
 @contextmanager
 def _bar(total: int) -> Iterator[tuple[Callable[[int, str], None], Watch]]:
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    base = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    with Progress(*columns, TextColumn("{task.description}"), console=console, transient=True) as progress:
+    columns = (*base, TextColumn("{task.description}"))
+    hidden = not console.is_terminal  # it would leave an empty line in a log
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task, whole = progress.add_task("", total=total), 0
 
         def advance(cells: int, told: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from kvferry.models.toml_file import ConfigError
+from kvferry.models.toml_file import ConfigError, entries, read_toml
 from kvferry.models.workload.base import Workload
 from kvferry.models.workload.merge import merge
 from kvferry.models.workload.named import BUILT_IN
@@ -88,9 +88,13 @@ class Source:
 
 
 def _files(path: str) -> list[Path]:
-    """The file, and the other one of ServeGen's two."""
-    lengths = Path(path.replace(RATES, LENGTHS))
-    return [Path(path), *([lengths] if RATES in path and lengths.is_file() else [])]
+    """The file and those that are read with it: the other one of ServeGen's two, the parts of a mix."""
+    file = Path(path)
+    beside = [Path(path.replace(*pair)) for pair in ((RATES, LENGTHS), (LENGTHS, RATES))]
+    if file.suffix == ".toml":
+        parts = entries(read_toml(file), "part", file)
+        beside = [found for part in parts for found in _files(str(file.parent / str(part.get("source"))))]
+    return [file, *(other for other in beside if other != file and other.is_file())]
 
 
 @lru_cache(maxsize=256)

@@ -38,7 +38,9 @@ def test_built_in_clusters(name: str, roles: dict[str, int], local: int) -> None
     assert len(spec.engines) == 8
     assert sum(engine.local_prefill for engine in spec.engines) == local
     assert spec.name == name
-    assert all(engine.max_total_tokens == kv_room_tokens("Qwen/Qwen3-32B", "h200", 2) for engine in spec.engines)
+    assert all(
+        engine.max_total_tokens == kv_room_tokens("Qwen/Qwen3-32B", "h200", 2) for engine in spec.engines
+    )
 
 
 def test_every_built_in_cluster_is_tested_above() -> None:
@@ -118,7 +120,7 @@ def test_what_is_wrong_is_named_with_file_table_key_and_value(tmp_path: Path, te
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="no cluster '9c'.*4p4d, 4p4d-split, 2p2d4c, 8c"):
+    with pytest.raises(ConfigError, match=r"no cluster '9c'.*4p4d, 4p4d-split, 2p2d4c, 8c"):
         read_cluster("9c")
 
 
@@ -151,7 +153,13 @@ def test_events_become_changes_in_order_of_time(tmp_path: Path) -> None:
         WorkerChange(20.0, "p1", alive=False),
         WorkerChange(30.0, "p1", alive=True),
     )
-    assert [event.label for event in events] == ["path x0.1", "path of d0 x0.5", "p1 dies", "p1 returns", "load x2"]
+    assert [event.label for event in events] == [
+        "path x0.1",
+        "path of d0 x0.5",
+        "p1 dies",
+        "p1 returns",
+        "load x2",
+    ]
 
 
 def test_an_event_for_a_worker_nobody_has(tmp_path: Path) -> None:

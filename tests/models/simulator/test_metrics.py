@@ -13,10 +13,18 @@ from kvferry.models.simulator.run import Run
 from kvferry.models.simulator.spec import SLORule
 from kvferry.policy.worker import Role
 
-CONTRACT = (
-    "goodput_rps slo_attainment ttft_p50_s ttft_p99_s itl_p50_s itl_p99_s e2e_p50_s split_share "
-    "moved_bytes regret_mean"
-).split()
+CONTRACT = [
+    "goodput_rps",
+    "slo_attainment",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "itl_p50_s",
+    "itl_p99_s",
+    "e2e_p50_s",
+    "split_share",
+    "moved_bytes",
+    "regret_mean",
+]
 SLO = SLORule(ttft_s=1.0, ttft_s_per_token=0.0, itl_s=0.05)
 ROLES = {"p0": Role.PREFILL, "d0": Role.DECODE, "c0": Role.COLOCATED}
 
@@ -113,9 +121,7 @@ def test_regret_is_against_the_oracle_on_the_same_requests() -> None:
     own, best = figures(run_of([0.1, 5.0, 5.0, 5.0]), SLO), figures(run_of([0.1, 0.1, 0.1, 5.0]), SLO)
     assert with_regret(own, best)["regret_mean"] == 0.5
     assert with_regret(own, None)["regret_mean"] is None
-    both = summary(
-        [run_of([0.1, 5.0]), run_of([5.0, 5.0])], SLO, [run_of([0.1, 0.1]), run_of([0.1, 5.0])]
-    )
+    both = summary([run_of([0.1, 5.0]), run_of([5.0, 5.0])], SLO, [run_of([0.1, 0.1]), run_of([0.1, 5.0])])
     assert both["regret_mean"] == 0.5
 
 

@@ -1,0 +1,278 @@
+"""`kvferry simulate` as it is called, and the engines that compute its cells."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvferry.integrations.cli.app import app
+from kvferry.integrations.cli.errors import CommandError, run
+from kvferry.integrations.simulate.engine import Failure, run_here
+from kvferry.integrations.simulate.processes import run_processes
+from kvferry.integrations.simulate.ray_engine import run_ray
+from kvferry.integrations.simulate.results import FILE, opened
+from kvferry.integrations.simulate.work import Workforce, do
+from kvferry.models.simulator.cell import Cell, run_cell
+from kvferry.models.simulator.grid_file import read_grid
+
+SHORT = ("--workload", "steady", "--rate", "4", "--duration", "8")
+CONTRACT = {
+    "goodput_rps",
+    "slo_attainment",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "itl_p50_s",
+    "itl_p99_s",
+    "e2e_p50_s",
+    "split_share",
+    "moved_bytes",
+    "regret_mean",
+}
+GRID = """
+duration_s = 6
+policies = ["kvferry", "always_split"]
+clusters = ["4p4d"]
+rates_rps = [3, 5]
+[[workload]]
+file = "steady"
+"""
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        code = run(app, ["simulate", *arguments])
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return invoke
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> list[Cell]:
+    (tmp_path / "grid.toml").write_text(GRID)
+    return list(read_grid(str(tmp_path / "grid.toml")).cells)
+
+
+def test_json_keeps_the_contract(call) -> None:  # type: ignore[no-untyped-def]
+    code, out, err = call(*SHORT, "--policy", "kvferry,coin(0.5),oracle", "--jobs", "1", "--json")
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert {"seed", "workload", "cluster", "policies"} <= set(found)
+    assert list(found["policies"]) == ["kvferry", "coin(0.5)", "oracle"]
+    assert all(set(row) >= CONTRACT for row in found["policies"].values())
+    assert found["policies"]["oracle"]["regret_mean"] == 0.0
+    assert found["policies"]["kvferry"]["goodput_rps"] is None
+    assert 0.2 < found["policies"]["coin(0.5)"]["split_share"] < 0.8
+
+
+def test_same_seed_same_bytes_with_one_process_and_with_two(call) -> None:  # type: ignore[no-untyped-def]
+    arguments = (*SHORT, "--policy", "kvferry,random_by_workers", "--seeds", "2", "--json")
+    first = call(*arguments, "--jobs", "1")
+    assert first[0] == 0
+    assert call(*arguments, "--jobs", "1") == first
+    assert call(*arguments, "--jobs", "2") == first
+    assert call(*arguments, "--jobs", "1", "--seed", "5")[1] != first[1]
+
+
+def test_a_new_process_says_the_same(call) -> None:  # type: ignore[no-untyped-def]
+    """No order of sets, no hash of strings, nothing left over from an earlier run."""
+    arguments = (*SHORT, "--policy", "kvferry", "--jobs", "1", "--json")
+    words = [sys.executable, "-m", "kvferry.integrations.cli.app", "simulate", *arguments]
+    env = {**os.environ, "PYTHONHASHSEED": "77"}
+    other = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
+    assert other.stdout == call(*arguments)[1]
+
+
+def test_table_fits_80_columns(call) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = call(*SHORT, "--jobs", "1", "--seeds", "2", "--duration", "4")
+    assert code == 0
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert "length_threshold(2048)" in out
+    assert "regret" in out
+
+
+def test_without_a_split_the_defaults_are_those_that_make_sense(call) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = call(*SHORT, "--cluster", "8c", "--jobs", "1", "--json")
+    found = json.loads(out)["policies"]
+    assert code == 0
+    assert set(found) == {"kvferry", "always_colocated", "least_load", "oracle"}
+    assert all(row["split_share"] == 0.0 for row in found.values())
+
+
+def test_objectives_change_what_is_met(call) -> None:  # type: ignore[no-untyped-def]
+    arguments = (*SHORT, "--policy", "kvferry", "--jobs", "1", "--json")
+    strict = json.loads(call(*arguments, "--slo-itl", "0.0001")[1])
+    lax = json.loads(call(*arguments, "--slo-ttft", "99", "--slo-itl-s", "9")[1])
+    assert strict["policies"]["kvferry"]["slo_attainment"] == 0.0
+    assert strict["policies"]["kvferry"]["loss_mean"] == 1.0
+    assert lax["policies"]["kvferry"]["slo_attainment"] == 1.0
+    assert lax["slo"] == {"ttft_s": 99.0, "ttft_s_per_token": 0.25e-3, "itl_s": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("--policy", "psychic"), 2, "unknown policy 'psychic'"),
+        (("--policy", "always_split", "--cluster", "8c"), 2, "always_split splits nothing on 8c"),
+        (("--policy", "coin(2)"), 2, "share 2.0 is not between 0 and 1"),
+        (("--policy", ","), 2, "names no policy"),
+        (("--rate", "-1"), 2, "--rate = -1 is not above 0"),
+        (("--slo-itl", "-1"), 2, "--slo-itl-s = -1 is not a time"),
+        (("--workload", "nothing"), 1, "no built-in workload 'nothing'"),
+        (("--workload", "nothing.jsonl"), 1, "cannot read nothing.jsonl"),
+        (("--cluster", "nothing"), 1, "no cluster 'nothing'"),
+        (("--cluster", "nothing.toml"), 1, "cannot read nothing.toml"),
+        (("--events", "nothing.toml"), 1, "cannot read nothing.toml"),
+        (("--grid", "core"), 2, "--grid needs --out DIR"),
+        (("--grid", "core", "--out", "x", "--rate", "3"), 2, "--rate does not go with --grid"),
+        (("--traces", "x"), 2, "--traces goes with --grid"),
+        (
+            ("--plot", "/nowhere/at/all.png", *SHORT, "--policy", "kvferry"),
+            1,
+            "cannot write /nowhere/at/all.png",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line(call, arguments, code, told) -> None:  # type: ignore[no-untyped-def]
+    found, out, err = call(*arguments, "--jobs", "1")
+    assert (found, out) == (code, "")
+    assert told in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_events_reach_the_cluster(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    events = tmp_path / "events.toml"
+    events.write_text(
+        "[[event]]\ntime_share = 0.5\nload_factor = 3\n"
+        '[[event]]\ntime_s = 4\ndies = "d0"\n[[event]]\ntime_s = 4\ndies = "d1"\n'
+    )
+    plot = tmp_path / "run.png"
+    arguments = (*SHORT, "--policy", "always_split", "--jobs", "1", "--json")
+    plain = json.loads(call(*arguments)[1])["policies"]["always_split"]
+    code, out, _ = call(*arguments, "--events", str(events), "--plot", str(plot))
+    found = json.loads(out)["policies"]["always_split"]
+    assert code == 0
+    assert found["requests"] > 1.5 * plain["requests"]
+    assert found["rescued"] > 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_goodput_and_its_curves(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """A worker with room for a few requests, so that the scan ends soon."""
+    cluster, plot = tmp_path / "one.toml", tmp_path / "curves.png"
+    cluster.write_text(
+        '[[worker]]\nrole = "colocated"\nmodel = "Qwen/Qwen3-32B"\ngpu = "h200"\ntp = 2\n'
+        "max_total_tokens = 8000\nmax_running_requests = 4\n"
+    )
+    code, out, _ = call(
+        *("--workload", "steady", "--rate", "0.2", "--duration", "30", "--cluster", str(cluster)),
+        *("--policy", "least_load", "--find-goodput", "--plot", str(plot), "--jobs", "1", "--json"),
+    )
+    found = json.loads(out)["policies"]["least_load"]
+    assert code == 0
+    assert found["offered_rps"] < 1.0
+    assert 0 < found["goodput_rps"] < 2
+    assert found["fair_goodput_rps"] <= found["goodput_rps"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_grid_that_was_killed_goes_on_where_it_stopped(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "grid.toml").write_text(GRID)
+    out_dir = tmp_path / "out"
+    arguments = ("--grid", str(tmp_path / "grid.toml"), "--out", str(out_dir), "--jobs", "1")
+    code, whole, _ = call(*arguments, "--json")
+    lines = (out_dir / FILE).read_bytes().splitlines(keepends=True)
+    assert code == 0
+    assert json.loads(whole)["cells"] == len(lines) == 4
+    assert json.loads((out_dir / "summary.json").read_text()) == json.loads(whole)
+    # As a kill leaves it: two results, and half a line of the third.
+    (out_dir / FILE).write_bytes(b"".join(lines[:2]) + lines[2][:40])
+    assert call(*arguments, "--json")[1] == whole
+    after = (out_dir / FILE).read_bytes().splitlines(keepends=True)
+    assert after[:2] == lines[:2]
+    assert sorted(after) == sorted(lines)
+    # Nothing is left to do: had anything been computed, this line could not have stayed.
+    (out_dir / FILE).write_bytes(b"".join(after).replace(b'"requests": ', b'"requests": 9'))
+    marked = json.loads(call(*arguments, "--json")[1])
+    assert all(row["requests"] >= 90 for each in marked["scenarios"] for row in each["policies"].values())
+    code, table, _ = call(*arguments)
+    assert code == 0
+    assert max(len(line) for line in table.splitlines()) <= 80
+
+
+def test_a_folder_of_results_has_one_writer_and_no_strangers(tmp_path: Path) -> None:
+    with opened(tmp_path), pytest.raises(CommandError, match="another run is writing"), opened(tmp_path):
+        pass
+    (tmp_path / FILE).write_text("not ours\n")
+    with pytest.raises(CommandError, match=r"cells.jsonl, line 1: not a result"), opened(tmp_path):
+        pass
+
+
+def test_a_broken_cell_costs_no_other(cells: list[Cell]) -> None:
+    broken = replace(cells[1], policy="psychic")
+    found = {cell.key: outcome for cell, outcome in run_here([cells[0], broken, cells[2]])}
+    assert isinstance(found[broken.key], Failure)
+    assert "unknown policy 'psychic'" in found[broken.key].why  # type: ignore[union-attr]
+    assert not isinstance(found[cells[0].key], Failure)
+    assert not isinstance(found[cells[2].key], Failure)
+
+
+# Processes must be able to import what they do.
+KILLER = """
+import os, signal
+
+def work(cell):
+    if cell.seed == 9:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"seed": cell.seed}
+"""
+
+
+def test_a_process_that_dies_is_reported_and_costs_no_other(cells, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "killer.py").write_text(KILLER)
+    monkeypatch.syspath_prepend(tmp_path)
+    work = importlib.import_module("killer").work
+    seeds = [replace(cells[0], seed=seed) for seed in (1, 9, 2, 3)]
+    found = {cell.seed: outcome for cell, outcome in run_processes(seeds, 2, work)}
+    assert {seed: outcome for seed, outcome in found.items() if seed != 9} == {
+        seed: {"seed": seed} for seed in (1, 2, 3)
+    }
+    assert isinstance(found[9], Failure)
+    assert "died" in found[9].why
+
+
+def test_equal_cells_are_computed_once(cells: list[Cell], tmp_path: Path) -> None:
+    twice = [cells[0], replace(cells[0], labels=(("path", "other"),))]
+    assert set(do(twice, Workforce(), tmp_path)) == {cells[0].key}
+    assert len((tmp_path / FILE).read_text().splitlines()) == 1
+
+
+def test_without_a_ray_cluster_it_says_so(call, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, out, err = call(*SHORT, "--engine", "ray")
+    assert (code, out) == (1, "")
+    assert "kvferry[ray]" in err
+
+
+def test_ray_comes_to_the_same(cells: list[Cell], monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    ray = pytest.importorskip("ray", reason="ray is not installed (extra kvferry[ray])")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        broken = replace(cells[1], policy="psychic")
+        found = {cell.key: outcome for cell, outcome in run_ray([*cells, broken])}
+    finally:
+        ray.shutdown()
+    assert isinstance(found[broken.key], Failure)
+    assert "psychic" in found[broken.key].why  # type: ignore[union-attr]
+    for cell in cells:
+        assert json.dumps(found[cell.key]) == json.dumps(run_cell(cell))
