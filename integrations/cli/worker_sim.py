@@ -17,6 +17,7 @@ from kvferry.integrations.sglang.simulated.cluster import SimulatedCluster
 from kvferry.integrations.sglang.simulated.options import SimulationOptions
 from kvferry.models.simulator.cluster_file import BUILT_IN, check_model, read_cluster
 from kvferry.models.simulator.spec import ClusterSpec, EngineSpec
+from kvferry.models.simulator.world import path_of
 from kvferry.models.toml_file import ConfigError
 from kvferry.policy.worker import Role
 
@@ -110,6 +111,7 @@ def worker_sim(
                 max_running_requests=max_running_requests,
             )
             spec = ClusterSpec(engine.id, (engine,), path_class, transport)
+        path_of(spec)
     except (ConfigError, ValueError) as error:
         raise UsageError(str(error)) from error
     host_workers(SimulatedCluster(spec, options, port, bootstrap_port), as_json=as_json)

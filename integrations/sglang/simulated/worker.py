@@ -1,6 +1,5 @@
 """One simulated worker: requests in, an engine behind them."""
 
-import time
 from collections.abc import Callable, Iterable
 
 from kvferry.integrations.sglang.errors import BadRequest
@@ -51,7 +50,7 @@ class SimulatedWorker:
     def take(self, asked: Asked, inbox: Inbox) -> list[Flight]:
         """Begin to answer. ApiError when this worker does not take such a request."""
         kind = self._kind(asked)
-        spec, received_s = self.engine.spec, time.time()
+        spec, received_s = self.engine.spec, self.pump.wall_s(self.pump.events.now_s)
         for sequence in asked.sequences:
             if sequence.rid in self._by_rid:
                 raise BadRequest(f"a request with id {sequence.rid!r} is in flight", param="rid")

@@ -1,0 +1,104 @@
+"""`kvferry worker-sim` as a process: what it prints, how it ends, what it refuses."""
+
+import json
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from kvferry.integrations.cli.app import app
+from kvferry.integrations.cli.errors import run
+from kvferry.integrations.sglang.local.ports import free_ports
+
+COMMAND = [sys.executable, "-m", "kvferry.integrations.cli.app"]
+
+
+@contextmanager
+def started(*words: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+    process = subprocess.Popen(
+        [*COMMAND, *words, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield process, json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("worker-sim", "--cluster", "2p2d4c", "--port", "0"),
+        ("local", "up", "--simulated", "--prefill", "2", "--decode", "2", "--colocated", "4"),
+    ],
+)
+def test_a_cluster_tells_where_it_is_and_ends_when_told(words: tuple[str, ...]) -> None:
+    with started(*words) as (process, told):
+        roles = [worker["role"] for worker in told["workers"]]
+        assert sorted(roles) == ["colocated"] * 4 + ["decode"] * 2 + ["prefill"] * 2
+        for worker in told["workers"]:
+            mode = get(worker["url"] + "/model_info")["disaggregation_mode"]
+            assert mode == ("null" if worker["role"] == "colocated" else worker["role"])
+            if worker["bootstrap_port"]:
+                assert get(f"http://127.0.0.1:{worker['bootstrap_port']}/route")["attn_tp_size"] == 2
+        serve = shlex.split(told["serve"])
+        assert serve[:2] == ["kvferry", "serve"]
+        assert {worker["url"] for worker in told["workers"]} <= set(serve)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
+def test_ports_count_up_and_a_taken_one_is_told_in_one_line() -> None:
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)):
+        ended = subprocess.run(
+            [*COMMAND, "worker-sim", "--role", "decode", "--port", str(port)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert str(port) in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    with started("worker-sim", "--role", "prefill", "--port", str(port)) as (process, told):
+        (worker,) = told["workers"]
+        assert (worker["url"], worker["bootstrap_port"]) == (f"http://127.0.0.1:{port}", port + 1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        (["worker-sim"], "--cluster"),
+        (["worker-sim", "--cluster", "8c", "--role", "decode"], "--cluster"),
+        (["worker-sim", "--cluster", "nowhere"], "nowhere"),
+        (["worker-sim", "--role", "decode", "--gpu", "abacus"], "abacus"),
+        (["worker-sim", "--role", "prefill", "--local-prefill"], "local-prefill"),
+        (["worker-sim", "--role", "decode", "--time-scale", "0"], "time_scale"),
+        (["worker-sim", "--role", "decode", "--path-class", "pigeon"], "pigeon"),
+        (["local", "up", "--simulated", "--worker-args", "--x"], "--worker-args"),
+        (["local", "up", "--simulated", "--time-scale", "-1"], "time_scale"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], words: list[str], about: str
+) -> None:
+    assert run(app, words) == 2
+    said = capsys.readouterr().err
+    assert about in said
+    assert said.count("\n") == 1
