@@ -1,0 +1,103 @@
+"""The real router before simulated workers."""
+
+import asyncio
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvferry.integrations.sglang.poller import Target
+from kvferry.integrations.sglang.simulated.cluster import SimulatedCluster
+from kvferry.integrations.sglang.simulated.options import SimulationOptions
+
+
+def _load(name: str) -> Any:
+    # tests are no package (importmode=importlib), so a helper beside them is loaded by its path
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+helper = _load("simulatedworkers")
+cluster_spec, wanted = helper.cluster_spec, helper.wanted
+PATHS = {"mooncake": "ib_ndr400_gdr_per_nic"}
+
+
+def targets(cluster: SimulatedCluster) -> tuple[Target, ...]:
+    return tuple(
+        Target(berth.url, berth.role, bootstrap_port=berth.bootstrap_port) for berth in cluster.berths
+    )
+
+
+@pytest.mark.parametrize(("policy", "mode"), [("always_split", "split"), ("always_colocated", "colocated")])
+async def test_predicted_and_simulated_times_stand_in_the_log(route: Any, policy: str, mode: str) -> None:
+    async with SimulatedCluster(
+        cluster_spec(p=2, d=1, l=1, c=1), SimulationOptions(time_scale=5.0)
+    ) as cluster:
+        router = await route(*targets(cluster), policy=policy, path_classes=PATHS)
+        for stream in (False, True):
+            answer = await router.post(body=wanted(5, stream=stream))
+            assert answer.status == 200
+            record = router.record(answer.headers)
+            assert record.chosen.mode == mode
+            assert record.outcome.status == "ok"
+            assert record.outcome.output_tokens == 5
+            assert record.outcome.prompt_tokens == 300
+            assert record.terms.ttft_s.p50 > 0.0
+            assert 0.0 < record.outcome.ttft_s < record.outcome.e2e_s
+            if mode == "split":
+                assert record.chosen.path_class == PATHS["mooncake"]
+                assert record.outcome.stages.transfer_s > 0.0
+
+
+async def test_batches_chats_and_completions_pass(route: Any) -> None:
+    async with SimulatedCluster(cluster_spec(p=1, l=1, c=1), SimulationOptions(time_scale=30.0)) as cluster:
+        router = await route(*targets(cluster), policy="coin(0.5)", path_classes=PATHS)
+        limits = {"max_tokens": 4, "ignore_eos": True}
+        chat = {"messages": [{"role": "user", "content": "hello"}], **limits}
+        batch = {**wanted(3), "input_ids": [[1, 2, 3], [4, 5]]}
+        asked = (
+            ("/v1/chat/completions", chat),
+            ("/v1/completions", {"prompt": "hi", **limits}),
+            ("/generate", batch),
+        )
+        for path, body in asked:
+            for _ in range(6):
+                answer = await router.post(path, {**body, "stream": path != "/generate"})
+                assert answer.status == 200, answer.raw
+                assert answer.raw.rstrip().endswith(b"data: [DONE]") or path == "/generate"
+
+
+async def test_a_client_that_leaves_frees_both_workers(route: Any, eventually: Any) -> None:
+    async with SimulatedCluster(cluster_spec(p=1, d=1), SimulationOptions(time_scale=5.0)) as cluster:
+        router = await route(*targets(cluster), path_classes=PATHS)
+        task = asyncio.create_task(router.post(body=wanted(4000)))
+        workers = cluster.workers.values()
+        await eventually(lambda: all(worker.busy for worker in workers) or task.done())
+        assert not task.done()
+        task.cancel()
+        await eventually(lambda: not any(worker.busy for worker in workers))
+        await eventually(router.idle)
+        await eventually(lambda: not any(worker.engine.kv.used_tokens for worker in workers))
+
+
+async def test_an_unstreamed_prompt_is_no_work_ahead_once_it_must_be_computed(
+    route: Any, eventually: Any
+) -> None:
+    async with SimulatedCluster(cluster_spec(c=1), SimulationOptions(time_scale=2.0)) as cluster:
+        router = await route(*targets(cluster))
+        task = asyncio.create_task(router.post(body=wanted(3000)))
+        (url,) = (berth.url for berth in cluster.berths)
+        held = router.ferry.book.now
+        await eventually(lambda: url in held and held[url].prefill_tokens == 300.0)
+        await eventually(lambda: held[url].prefill_tokens == 0.0)
+        assert held[url].decodes == 1.0, "the answer is still being made"
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
