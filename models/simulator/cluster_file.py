@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.models.link_catalogue import load_links
+from kvferry.models.simulator.silicon import any_steps
 from kvferry.models.simulator.spec import ClusterSpec, EngineSpec, SLORule, TruthSpec
-from kvferry.models.simulator.step_catalogue import find_steps, kv_room_tokens
+from kvferry.models.simulator.step_catalogue import UnknownStepsError, kv_room_tokens
 from kvferry.models.toml_file import ConfigError, entries, known_keys, number, packaged, read_toml, text
 from kvferry.policy.worker import Role
 
@@ -17,7 +18,7 @@ DEFAULT_SLO = SLORule()
 MAX_WORKERS = 4096
 _TABLES = ("name", "worker", "path", "router", "truth", "slo")
 _WORKER_COUNTS = ("chunk_tokens", "max_total_tokens", "max_running_requests", "reserve_tokens")
-_WORKER_FLAGS = ("local_prefill", "prefix_cache")
+_WORKER_FLAGS = ("local_prefill", "prefix_cache", "mixed_chunk")
 _WORKER_TEXTS = ("id", "host", "nic", "role", "model", "gpu")
 _WORKER_KEYS = frozenset((*_WORKER_COUNTS, *_WORKER_FLAGS, *_WORKER_TEXTS, "count", "tp"))
 _LETTER = {Role.PREFILL: "p", Role.DECODE: "d", Role.COLOCATED: "c"}
@@ -106,13 +107,21 @@ def flag(entry: Mapping[str, Any], key: str, where: str, default: bool) -> bool:
     return value
 
 
-def check_model(model: str, gpu: str, tp: int, where: str) -> int:
-    """KV room in tokens; ConfigError when the simulator has no step times for the model."""
+def check_model(model: str, gpu: str, tp: int, where: str, room_tokens: int | None = None) -> int:
+    """KV room: the file's own `room_tokens`, else what is shipped for the model; ConfigError when the
+    simulator has no step times for it, or nobody says what room it has."""
     try:
-        find_steps(model, gpu, tp)
-        return kv_room_tokens(model, gpu, tp)
-    except ValueError as error:
+        any_steps(model, gpu, tp)
+    except UnknownStepsError as error:
         raise ConfigError(f"{where}: {error}") from None
+    if room_tokens is not None:
+        return room_tokens
+    try:
+        return kv_room_tokens(model, gpu, tp)
+    except UnknownStepsError:
+        raise ConfigError(
+            f"{where}: how much KV {model} on {gpu} TP{tp} has room for is not known: give max_total_tokens"
+        ) from None
 
 
 def _engines(tables: Mapping[str, Any], where: str) -> tuple[EngineSpec, ...]:
@@ -144,7 +153,8 @@ def _worker(entry: Mapping[str, Any], where: str, numbers: Counter[str]) -> list
     if copies > MAX_WORKERS:
         raise ConfigError(f"{where}: count = {copies} is more than {MAX_WORKERS}")
     model, gpu, tp = text(entry, "model", where), text(entry, "gpu", where), count(entry, "tp", where, 1, 1)
-    room = check_model(model, gpu, tp, where)
+    told = count(entry, "max_total_tokens", where, 0, least=1) if "max_total_tokens" in entry else None
+    room = check_model(model, gpu, tp, where, told)
     default = EngineSpec("", role, model, gpu, tp, max_total_tokens=room)
     flags = {key: flag(entry, key, where, getattr(default, key)) for key in _WORKER_FLAGS}
     if flags["local_prefill"] and role is not Role.DECODE:
@@ -171,6 +181,7 @@ def _worker(entry: Mapping[str, Any], where: str, numbers: Counter[str]) -> list
                 nic=text(entry, "nic", where, ""),
                 local_prefill=flags["local_prefill"],
                 prefix_cache=flags["prefix_cache"],
+                mixed_chunk=flags["mixed_chunk"],
                 chunk_tokens=counts["chunk_tokens"],
                 max_total_tokens=counts["max_total_tokens"],
                 max_running_requests=counts["max_running_requests"],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.models.model_catalogue import UnknownModelError, find_model
-from kvferry.models.simulator.step_catalogue import UnknownStepsError
+from kvferry.models.simulator.step_catalogue import UnknownStepsError, find_steps
 from kvferry.models.simulator.step_fit import DECODE_KNOTS, TOKEN_KNOTS, StepSample, fit_steps
 from kvferry.models.simulator.steps import StepTimes
 
@@ -22,6 +22,21 @@ _MAX_CONTEXT_TOKENS = 1 << 22  # beyond what any GPU holds, the tables are extra
 
 class MissingSiliconError(RuntimeError):
     """The extra is not installed."""
+
+
+def any_steps(model: str, gpu: str, tp: int) -> StepTimes:
+    """The shipped coefficients or, where they lack it, the kernel tables. UnknownStepsError says what both
+    know, and names the extra where it is missing."""
+    try:
+        return find_steps(model, gpu, tp)
+    except UnknownStepsError as error:
+        try:
+            return silicon_steps(model, gpu, tp)
+        except MissingSiliconError:
+            hint = "many more are known with pip install 'kvferry[silicon]'"
+            raise UnknownStepsError(f"{error}; {hint}") from None
+        except UnknownStepsError as other:
+            raise UnknownStepsError(f"{error}; {other}") from None
 
 
 @lru_cache

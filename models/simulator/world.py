@@ -8,8 +8,8 @@ from kvferry.models.link_catalogue import load_links
 from kvferry.models.simulator.engine import Engine, Hooks
 from kvferry.models.simulator.events import Events
 from kvferry.models.simulator.network import Nic, reshare
+from kvferry.models.simulator.silicon import any_steps
 from kvferry.models.simulator.spec import ClusterSpec, EngineSpec, PathChange
-from kvferry.models.simulator.step_catalogue import find_steps
 from kvferry.models.simulator.steps import StepTimes
 from kvferry.models.toml_file import ConfigError
 from kvferry.policy.link import Link, PathClass
@@ -18,8 +18,8 @@ StepsOf = Callable[[EngineSpec], StepTimes]
 
 
 def catalogue_steps(spec: EngineSpec) -> StepTimes:
-    """The shipped coefficients for an engine's model, GPU and TP."""
-    return find_steps(spec.model, spec.gpu, spec.tp)
+    """The shipped coefficients for an engine's model, GPU and TP, or those of the kernel tables."""
+    return any_steps(spec.model, spec.gpu, spec.tp)
 
 
 def path_of(cluster: ClusterSpec) -> PathClass:

@@ -37,7 +37,7 @@ def run(mixed: bool) -> tuple[Job, Job]:
 
 def test_a_mixed_step_gives_every_decode_a_token_and_takes_longer() -> None:
     first, second = run(mixed=True)
-    # the step in progress ends at 0.1 + what is left of 10 ms; then three chunks of 999 tokens beside a decode
+    # three chunks of 999 tokens, each beside one decode
     assert second.first_token_s - second.prefill_start_s == pytest.approx(3 * (0.02 + 0.1 + 0.005), rel=0.01)
     alone_s = 49 * 0.01
     assert first.end_s - first.first_token_s == pytest.approx(alone_s + 3 * (0.125 - 0.01), rel=0.01)

@@ -3,9 +3,12 @@ import sys
 
 import pytest
 
-from kvferry.models.simulator.silicon import MissingSiliconError, silicon_steps
+from kvferry.models.simulator.cluster_file import parse_cluster
+from kvferry.models.simulator.silicon import MissingSiliconError, any_steps, silicon_steps
 from kvferry.models.simulator.step_catalogue import UnknownStepsError, find_steps
 from kvferry.models.simulator.steps import StepTimes
+from kvferry.models.simulator.world import catalogue_steps
+from kvferry.models.toml_file import ConfigError
 
 needs_extra = pytest.mark.skipif(
     importlib.util.find_spec("aiconfigurator_core") is None,
@@ -63,3 +66,29 @@ def test_without_the_extra_one_line_names_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk.engine", None)
     with pytest.raises(MissingSiliconError, match=r"pip install 'kvferry\[silicon\]'$"):
         silicon_steps("Qwen3-32B", "b200", 2)
+
+
+def test_shipped_coefficients_come_first_and_need_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk.engine", None)
+    assert any_steps("Qwen3-32B", "h200", 2) is find_steps("Qwen3-32B", "h200", 2)
+    with pytest.raises(UnknownStepsError, match=r"known are Qwen3-32B on h200 TP2.*kvferry\[silicon\]"):
+        any_steps("Qwen3-32B", "b200", 8)
+
+
+@needs_extra
+def test_the_tables_serve_what_is_not_shipped() -> None:
+    assert any_steps("Qwen3-32B", "b200", 8).decode_s(1) < any_steps("Qwen3-32B", "b200", 2).decode_s(1)
+    with pytest.raises(UnknownStepsError, match=r"known are Qwen3-32B on h200 TP2.*; no kernel tables for"):
+        any_steps("Qwen3-32B", "h300", 2)
+
+
+@needs_extra
+def test_a_cluster_of_what_is_not_shipped_must_say_its_kv_room() -> None:
+    worker = {"role": "colocated", "model": "Qwen3-32B", "gpu": "b200", "tp": 8, "mixed_chunk": False}
+    with pytest.raises(
+        ConfigError, match="Qwen3-32B on b200 TP8 has room for is not known: give max_total_tokens"
+    ):
+        parse_cluster({"worker": [worker]}, "x.toml", "x")
+    cluster = parse_cluster({"worker": [{**worker, "max_total_tokens": 123_456}]}, "x.toml", "x").spec
+    assert (cluster.engines[0].max_total_tokens, cluster.engines[0].mixed_chunk) == (123_456, False)
+    assert catalogue_steps(cluster.engines[0]) is silicon_steps("Qwen3-32B", "b200", 8)
