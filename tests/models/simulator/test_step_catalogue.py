@@ -1,3 +1,6 @@
+import csv
+import gzip
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,11 @@ from kvferry.models.simulator.step_catalogue import (
     kv_room_tokens,
     load_engines,
 )
+from kvferry.models.simulator.step_fit import fit_steps
 from kvferry.models.toml_file import ConfigError
+
+ROOT = Path(__file__).parents[3]
+GRID = ROOT.parent / "shared" / "data" / "perf" / "aic_grid_sglang.csv.gz"
 
 NEEDED = [
     ("Qwen3-32B", "h200", 2),
@@ -98,3 +105,19 @@ def test_broken_knots_are_refused(knots: str, tmp_path: Path, monkeypatch: pytes
             load_engines()
     finally:
         load_engines.cache_clear()
+
+
+@pytest.mark.skipif(not GRID.is_file(), reason="the latency grid is not at ../shared/data/perf")
+def test_the_shipped_coefficients_are_what_fitting_the_grid_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    fit_engines = import_module("fit_engines")
+    with gzip.open(GRID, "rt") as file:
+        rows = [row for row in csv.DictReader(file) if row["model"] == "Qwen/Qwen3-32B" and row["tp"] == "2"]
+    found = fit_engines.samples([row for row in rows if row["system"] == "h200_sxm"])
+    fit, shipped = fit_steps(found), find_engine("Qwen3-32B", "h200", 2)
+    assert fit.attention_s == pytest.approx(shipped.fit.attention_s, rel=1e-3)
+    assert fit.context_s == pytest.approx(shipped.fit.context_s, rel=1e-3)
+    for mine, theirs in ((fit.decode_s, shipped.fit.decode_s), (fit.tokens_s, shipped.fit.tokens_s)):
+        assert [count for count, _ in mine] == [count for count, _ in theirs]
+        assert [s for _, s in mine] == pytest.approx([s for _, s in theirs], rel=1e-3)
+    assert fit_engines.kv_room("Qwen/Qwen3-32B", "h200", 2)[0] == shipped.kv_room_tokens
