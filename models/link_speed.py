@@ -2,13 +2,13 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 SAMPLES = 5
 # Without samples a belief fades, so that the link is tried again.
-HALF_LIFE_S = 20.0
+HALF_LIFE_S = 15.0
 FORGET_S = 10 * HALF_LIFE_S
 # What was believed weighs a little more than one sample, and half of one when it comes to how far.
 PRIOR_SAMPLES = 1.05
@@ -20,7 +20,7 @@ OVERDUE = 3.0
 # Schedulers look at a move every few milliseconds: less than that says nothing of the wire.
 NOISE_S = 5e-3
 LEAST, MOST = math.log(0.2), math.log(1000.0)
-REFRESH_S = 0.05
+REFRESH_S = 0.25
 
 
 class Path(NamedTuple):
@@ -31,7 +31,16 @@ class Path(NamedTuple):
     transport: str
 
 
+class _End(NamedTuple):
+    """A host as the source of moves, or as their destination."""
+
+    host: str
+    transport: str
+    source: bool
+
+
 class _Sample(NamedTuple):
+    path: Path
     time_s: float
     log: float
 
@@ -42,11 +51,7 @@ class _Move(NamedTuple):
     expected_s: float
 
 
-class _Shown(NamedTuple):
-    """`log` slowness that a path's own samples show; `trust` in it, 0 to 1."""
-
-    log: float = 0.0
-    trust: float = 0.0
+Name = TypeVar("Name")
 
 
 @dataclass(slots=True)
@@ -54,23 +59,23 @@ class LinkSpeeds:
     """Slowness of a path: seconds that moves took over those expected by the catalogue, contention included.
 
         shown  = median of the last SAMPLES ln(took / expected) and the prior; newer ones weigh more
-        belief = exp(prior + (shown - prior) * trust)
         trust  = n / (n + SHRINK_SAMPLES) * 2^(-idle / HALF_LIFE_S)
-        prior  = sum(trust * shown) / (sum(trust) + 1) over the other paths from its source host, or over
-                 those to its destination host, whichever says slower: the slower end sets the pace
+        belief = exp(prior + (shown - prior) * trust)
+        prior  = shown * trust of the last SAMPLES from its source host (against a prior of 0), or of those
+                 to its destination host, whichever says slower: the slower end sets the pace
 
-    So one sample that stands alone is not believed, two that agree are (three after steady others), and a
-    belief halves (in the log) for every HALF_LIFE_S without a sample. A move that is overdue counts, while
-    it lasts, as a sample of what it has taken so far where that is more than was shown. `took` and
-    `expected` are compared after adding `noise_s` to both, so that milliseconds on a short move are no
-    evidence. All times in seconds, on any one clock.
+    So one sample that stands alone is not believed, two that agree are (three after steady others), be they
+    on one path or on several of a host; without samples a belief halves (in the log) within two HALF_LIFE_S.
+    A move that is overdue counts, while it lasts, as a sample of what it has taken so far where that is more
+    than was shown. `took` and `expected` are compared after adding `noise_s` to both, so that milliseconds on
+    a short move are no evidence. All times in seconds, on any one clock.
     """
 
     _samples: dict[Path, deque[_Sample]] = field(default_factory=dict)
+    _by_end: dict[_End, deque[_Sample]] = field(default_factory=dict)
     _moves: dict[str, _Move] = field(default_factory=dict)
     _beliefs: dict[Path, float] = field(default_factory=dict)
-    _sources: dict[tuple[str, str], float] = field(default_factory=dict)
-    _targets: dict[tuple[str, str], float] = field(default_factory=dict)
+    _priors: dict[_End, float] = field(default_factory=dict)
     _fresh_s: float = -math.inf
 
     def observe(
@@ -80,8 +85,10 @@ class LinkSpeeds:
         if not (0.0 < expected_s < math.inf and 0.0 <= took_s < math.inf and 0.0 < noise_s < math.inf):
             return
         log = math.log((took_s + noise_s) / (expected_s + noise_s))
-        log = min(max(log, LEAST), MOST)
-        self._samples.setdefault(path, deque(maxlen=SAMPLES)).append(_Sample(time_s, log))
+        sample = _Sample(path, time_s, min(max(log, LEAST), MOST))
+        self._samples.setdefault(path, deque(maxlen=SAMPLES)).append(sample)
+        for end in _ends(path):
+            self._by_end.setdefault(end, deque(maxlen=SAMPLES)).append(sample)
 
     def begin(self, move: str, path: Path, due_s: float, expected_s: float) -> None:
         """A move (any name) goes out; it should start by `due_s` and then take `expected_s`."""
@@ -109,53 +116,61 @@ class LinkSpeeds:
             self._fresh_s = time_s
         if not self._beliefs:
             return [1.0] * len(paths)
-        believed, prior = self._beliefs.get, self._prior
-        return [believed(path) or math.exp(prior(path)) for path in paths]
+        believed, priors = self._beliefs.get, self._priors.get
+        return [believed(path) or math.exp(max(priors(end, 0.0) for end in _ends(path))) for path in paths]
 
     def _refresh(self, time_s: float) -> None:
-        late: dict[Path, list[float]] = {}
+        self._samples = _recent(self._samples, time_s)
+        self._by_end = _recent(self._by_end, time_s)
+        late: dict[Path | _End, list[_Sample]] = {}
         for path, at_least in self.overdue(time_s):
-            late.setdefault(path, []).append(min(math.log(at_least), MOST))
-        for path in [p for p, kept in self._samples.items() if time_s - kept[-1].time_s > FORGET_S]:
-            del self._samples[path]
-        paths = dict.fromkeys((*self._samples, *late))
-        shown = {path: self._shown(path, late.get(path, ()), 0.0, time_s) for path in paths}
-        sources: dict[tuple[str, str], list[_Shown]] = {}
-        targets: dict[tuple[str, str], list[_Shown]] = {}
-        for path, each in shown.items():
-            sources.setdefault((path.src_host, path.transport), []).append(each)
-            targets.setdefault((path.dst_host, path.transport), []).append(each)
+            sample = _Sample(path, time_s, min(math.log(at_least), MOST))
+            for where in (path, *_ends(path)):
+                late.setdefault(where, []).append(sample)
+        none = deque[_Sample]()
+        self._priors = {
+            end: _prior(self._by_end.get(end, none), late.get(end, ()), time_s)
+            for end in dict.fromkeys((*self._by_end, *(end for end in late if isinstance(end, _End))))
+        }
         self._beliefs = {}
-        for path, mine in shown.items():
-            from_there = _pooled(sources[path.src_host, path.transport], mine)
-            to_there = _pooled(targets[path.dst_host, path.transport], mine)
-            prior = max(from_there, to_there)
-            log, trust = self._shown(path, late.get(path, ()), prior, time_s)
+        for path in dict.fromkeys((*self._samples, *(path for path in late if isinstance(path, Path)))):
+            prior = max(self._priors.get(end, 0.0) for end in _ends(path))
+            log, trust = _shown(self._samples.get(path, none), late.get(path, ()), prior, time_s)
             self._beliefs[path] = math.exp(prior + (log - prior) * trust)
-        self._sources = {host: _pooled(each) for host, each in sources.items()}
-        self._targets = {host: _pooled(each) for host, each in targets.items()}
 
-    def _prior(self, path: Path) -> float:
-        return max(
-            self._sources.get((path.src_host, path.transport), 0.0),
-            self._targets.get((path.dst_host, path.transport), 0.0),
-        )
 
-    def _shown(self, path: Path, late: Sequence[float], prior: float, time_s: float) -> _Shown:
-        kept = self._samples.get(path) or deque[_Sample]()
-        newest_s = max((sample.time_s for sample in kept), default=time_s)
-        weighed = [
-            (log, OLDER**older * _faded(newest_s - at_s)) for older, (at_s, log) in enumerate(reversed(kept))
-        ]
-        log = _median([*weighed, (prior, PRIOR_SAMPLES)])
-        slower = [(at_least, 1.0) for at_least in late if at_least > log]
-        if slower:
-            newest_s = time_s
-            log = _median([*weighed, (prior, PRIOR_SAMPLES), *slower])
-        count = sum(weight for _, weight in weighed) + len(slower)
-        if not count:
-            return _Shown()
-        return _Shown(log, count / (count + SHRINK_SAMPLES) * _faded(time_s - newest_s))
+def _recent(kept: dict[Name, deque[_Sample]], time_s: float) -> dict[Name, deque[_Sample]]:
+    return {name: found for name, found in kept.items() if time_s - found[-1].time_s <= FORGET_S}
+
+
+def _ends(path: Path) -> tuple[_End, _End]:
+    return _End(path.src_host, path.transport, True), _End(path.dst_host, path.transport, False)
+
+
+def _prior(samples: Sequence[_Sample], late: Sequence[_Sample], time_s: float) -> float:
+    """What moves at one end show, drawn towards the catalogue."""
+    log, trust = _shown(samples, late, 0.0, time_s)
+    return log * trust
+
+
+def _shown(
+    samples: Sequence[_Sample], late: Sequence[_Sample], prior: float, time_s: float
+) -> tuple[float, float]:
+    """Slowness (ln) that samples in the order of their time show, and the trust in it, 0 to 1."""
+    weighed, count, by_place = [(prior, PRIOR_SAMPLES)], 0.0, 1.0
+    newest_s = samples[-1].time_s if samples else time_s
+    for _, at_s, log in reversed(samples):
+        weight = by_place * _faded(newest_s - at_s)
+        weighed.append((log, weight))
+        count += weight
+        by_place *= OLDER
+    log = _median(weighed, count + PRIOR_SAMPLES)
+    slower = [(sample.log, 1.0) for sample in late if sample.log > log]
+    if slower:
+        newest_s = time_s
+        count += len(slower)
+        log = _median(weighed + slower, count + PRIOR_SAMPLES)
+    return log, count / (count + SHRINK_SAMPLES) * _faded(time_s - newest_s)
 
 
 def wire_s(visible_s: float, prefill_s: float, new_tokens: float, chunk_tokens: float) -> float:
@@ -186,24 +201,14 @@ def nearest_s(
     return min(max(expected_s, low_s), high_s)
 
 
-def _pooled(shown: Iterable[_Shown], but: _Shown | None = None) -> float:
-    """What others show, drawn towards the catalogue."""
-    total, trusted = 0.0, 1.0
-    for each in shown:
-        if each is not but:
-            total += each.trust * each.log
-            trusted += each.trust
-    return total / trusted
-
-
 def _faded(age_s: float) -> float:
-    return float(2.0 ** (-max(0.0, age_s) / HALF_LIFE_S))
+    return 2.0 ** (-age_s / HALF_LIFE_S) if age_s > 0.0 else 1.0
 
 
-def _median(weighed: list[tuple[float, float]]) -> float:
+def _median(weighed: list[tuple[float, float]], total: float) -> float:
     """The lowest value with more than half of the weight at or below it."""
     weighed.sort()
-    half = 0.5 * sum(weight for _, weight in weighed)
+    half = 0.5 * total
     for value, weight in weighed:
         half -= weight
         if half < 0.0:
