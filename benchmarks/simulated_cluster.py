@@ -159,7 +159,7 @@ async def ask(session: aiohttp.ClientSession, url: str, body: bytes, streams: bo
         else:
             seen.errors[f"status {answer.status}: {last[-200:].decode(errors='replace')}"] += 1
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        seen.errors[type(error).__name__] += 1
+        seen.errors[f"{type(error).__name__}: {error}"] += 1
     finally:
         seen.in_flight -= 1
 
