@@ -96,6 +96,7 @@ def cluster(rng: np.random.Generator, fleet: tuple[int, ...] = FLEET) -> Cluster
             transports=("mooncake", "nixl") if mixed else ("mooncake",),
             local_prefill=not mixed,
             bootstrap_port=8998,
+            bootstrap_ports={"mooncake": 8998, "nixl": 8999},
             host=f"{role.value}-{i:02}",
             speed=replace(SPEED, prefill_s_per_token=49e-6 * float(rng.uniform(0.9, 1.1))),
             load=load(rng, role),

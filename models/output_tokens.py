@@ -29,6 +29,7 @@ class OutputTokens:
     _cut: list[float] = field(default_factory=lambda: [0.0] * BINS)
     _tokens: list[float] = field(default_factory=lambda: [0.0] * BINS)
     _weight: float = 1.0
+    _total: float = 0.0
     _known: tuple[tuple[float, float], ...] | None = ()
 
     def observe(self, tokens: float, *, cut: bool = False) -> None:
@@ -40,9 +41,11 @@ class OutputTokens:
         self._weight /= FORGETTING
         (self._cut if cut else self._ended)[place] += self._weight
         self._tokens[place] += self._weight * tokens
+        self._total += self._weight
         if self._weight > MOST_WEIGHT:
             for sums in (self._ended, self._cut, self._tokens):
                 sums[:] = [each / self._weight for each in sums]
+            self._total /= self._weight
             self._weight = 1.0
         self._known = None
 
@@ -75,7 +78,7 @@ class OutputTokens:
     @property
     def _answers(self) -> float:
         """How many answers of now the histogram is worth."""
-        return (sum(self._ended) + sum(self._cut)) / self._weight
+        return self._total / self._weight
 
     def _lengths(self) -> tuple[tuple[float, float], ...]:
         """(tokens, probability) in rising order; empty when nothing was seen."""
@@ -84,9 +87,9 @@ class OutputTokens:
         return self._known
 
     def _product(self) -> list[tuple[float, float]]:
-        reach, left, found, longest = sum(self._ended) + sum(self._cut), 1.0, list[tuple[float, float]](), 0.0
+        reach, left, found, longest = self._total, 1.0, list[tuple[float, float]](), 0.0
         for ended, cut, tokens in zip(self._ended, self._cut, self._tokens, strict=True):
-            if not ended + cut > 0.0:
+            if not tokens:
                 continue
             longest = tokens / (ended + cut)
             # those cut in this bin are taken to have been at risk all through it
