@@ -67,8 +67,8 @@ def show(figures: list[Figure]) -> None:
     console = Console(width=80)
     table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True, min_width=30)
-    for name in ("n", "measured", "simulated", "error", "p90", "bias", "asked"):
-        table.add_column(name, justify="right")
+    for name in ("n", "real", "sim", "error", "p90", "bias", "asked"):
+        table.add_column(name, justify="right", no_wrap=True)
     part = ""
     for figure in figures:
         if figure.part != part:
@@ -77,7 +77,7 @@ def show(figures: list[Figure]) -> None:
         table.add_row(*_cells(figure))
     console.print(table)
     console.print(
-        "\nSeconds. error: simulated / measured - 1; of many points the median of its size (bias: of itself)."
+        "\nSeconds. error: sim / real - 1; of many points the median of its size (bias: of itself)."
     )
     for note in dict.fromkeys(f"{f.part}, {f.metric}: {f.note}" for f in figures if f.note):
         console.print(f"- {note}", highlight=False)
