@@ -5,7 +5,9 @@ import json
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +21,7 @@ from rich.live import Live
 from kvferry.integrations.cli.demo_table import summary_of, table_of
 from kvferry.integrations.cli.errors import CommandError
 from kvferry.integrations.cli.local import local, running
+from kvferry.integrations.cli.worker_sim import cluster_of
 from kvferry.integrations.log.record import DecisionRecord
 from kvferry.integrations.sglang.ferry import Ferry
 from kvferry.integrations.sglang.local.cluster import LocalCluster
@@ -27,6 +30,7 @@ from kvferry.integrations.sglang.local.worker import LocalWorker
 from kvferry.integrations.sglang.poller import Target
 from kvferry.integrations.sglang.serving import running as router
 from kvferry.integrations.sglang.settings import Settings
+from kvferry.integrations.sglang.simulated.cluster import SimulatedCluster
 
 # Chats that stream all the while, and documents that arrive among them: what a split is for.
 CHATS_AT_ONCE = 2
@@ -40,6 +44,7 @@ SLO_TTFT_S, SLO_ITL_S = 10.0, 0.25
 WARM_UP_DOCUMENTS = 3
 READY_S = 60.0
 ANSWER_S = 300.0
+WarmUp = Callable[[aiohttp.ClientSession], Awaitable[None]]
 
 
 def register(_: typer.Typer) -> None:
@@ -58,51 +63,64 @@ def demo(
     log_file: Annotated[
         Path | None, typer.Option(help="Request log [default: decisions.jsonl in the state folder].")
     ] = None,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="Simulated H200 workers instead, without SGLang.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the records as one JSON object.")] = False,
 ) -> None:
     """Start one colocated worker and one prefill/decode pair, send short and long prompts, show why each
     went where it went."""
-    console = Console(stderr=True)
-    with running(list(specs(1, 1, 1, transport))) as cluster:
-        settings = Settings(
-            targets=tuple(Target(worker.url) for worker in cluster.workers),
-            port=0,
-            policy=policy,
-            log_file=log_file,
-            slo_ttft_s=SLO_TTFT_S,
-            slo_itl_s=SLO_ITL_S,
-        )
-        try:
-            records = uvloop.run(_run(settings, cluster, console, documents, seed, once=once, quiet=as_json))
-        except (OSError, ValueError) as error:
-            raise CommandError(str(error)) from error
+    show = Show(Console(stderr=True), documents, seed, once=once, quiet=as_json)
+    given: dict[str, Any] = {"port": 0, "policy": policy, "log_file": log_file}
+    try:
+        if simulated:
+            records = uvloop.run(_simulated(given, transport, show))
+        else:
+            with running(list(specs(1, 1, 1, transport))) as cluster:
+                targets = tuple(Target(worker.url) for worker in cluster.workers)
+                settings = Settings(targets=targets, slo_ttft_s=SLO_TTFT_S, slo_itl_s=SLO_ITL_S, **given)
+                records = uvloop.run(_run(settings, show, partial(_warm_up, cluster=cluster)))
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from error
     if as_json:
         print(json.dumps({"requests": [_plain(record) for record in records]}))
 
 
-async def _run(
-    settings: Settings,
-    cluster: LocalCluster,
-    console: Console,
-    documents: int,
-    seed: int,
-    *,
-    once: bool,
-    quiet: bool,
-) -> list[DecisionRecord]:
+@dataclass(frozen=True, slots=True)
+class Show:
+    """What is to be seen, and where."""
+
+    console: Console
+    documents: int
+    seed: int
+    once: bool
+    quiet: bool
+
+
+async def _simulated(given: dict[str, Any], transport: str, show: Show) -> list[DecisionRecord]:
+    """Before three simulated workers of this process."""
+    async with SimulatedCluster(cluster_of(1, 1, 1, transport)) as cluster:
+        targets = tuple(Target(berth.url, berth.role, berth.bootstrap_port) for berth in cluster.berths)
+        paths = {transport: cluster.spec.path_class}
+        return await _run(Settings(targets=targets, path_classes=paths, **given), show, None)
+
+
+async def _run(settings: Settings, show: Show, warm_up: WarmUp | None) -> list[DecisionRecord]:
+    console = show.console
     async with router(settings) as (ferry, url), aiohttp.ClientSession() as session:
         await _ready(ferry)
-        await _warm_up(session, cluster)
+        if warm_up is not None:
+            await warm_up(session)
         console.print(
-            f"Router on {url}: {len(cluster.workers)} workers, policy {ferry.policy.name}, "
-            f"objectives TTFT {SLO_TTFT_S:g} s and ITL {SLO_ITL_S:g} s.",
+            f"Router on {url}: {len(settings.targets)} workers, policy {ferry.policy.name}, "
+            f"objectives TTFT {settings.slo_ttft_s:g} s and ITL {settings.slo_itl_s:g} s.",
             highlight=False,
         )
         done: list[DecisionRecord] = []
         with Live(table_of(done), console=console, refresh_per_second=4, transient=True) as live:
-            await _traffic(ferry, session, url, documents, random.Random(seed), done, live.update)
+            await _traffic(ferry, session, url, show.documents, random.Random(show.seed), done, live.update)
         out = Console()
-        if not quiet:
+        if not show.quiet:
             out.print(table_of(done, last=None))
             for line in summary_of(done):
                 out.print(line, highlight=False)
@@ -116,7 +134,7 @@ async def _run(
             raise CommandError(
                 f"{len(failed)} of {len(done)} requests did not succeed: see kvferry logs tail"
             )
-        if not once:
+        if not show.once:
             stop = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)

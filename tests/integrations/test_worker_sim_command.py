@@ -9,6 +9,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +103,14 @@ def test_what_makes_no_sense_is_a_usage_error(
     said = capsys.readouterr().err
     assert about in said
     assert said.count("\n") == 1
+
+
+def test_the_demo_runs_without_sglang(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KVFERRY_STATE_DIR", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "sglang", None)
+    assert run(app, ["local", "demo", "--simulated", "--once", "--documents", "2", "--json"]) == 0
+    requests = json.loads(capsys.readouterr().out)["requests"]
+    assert {one["outcome"]["status"] for one in requests} == {"ok"}
+    assert sum(one["request"]["prompt_tokens"] >= 2500 for one in requests) == 2
