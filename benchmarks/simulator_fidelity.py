@@ -40,6 +40,8 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     given = parser.parse_args()
+    if not (given.data / "dynamo_planner_profiles.csv").is_file():
+        sys.exit(f"no measured runs in {given.data}")
     parts = [
         ("RTX 4090 log", lambda: rtx4090.compare(given.data / "llmservingsim_rtx4090")),
         ("Dynamo profiles", lambda: planner.compare(given.data / "dynamo_planner_profiles.csv")),
@@ -67,7 +69,7 @@ def show(figures: list[Figure]) -> None:
     console = Console(width=80)
     table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True, min_width=30)
-    for name in ("n", "real", "sim", "error", "p90", "bias", "asked"):
+    for name in ("n", "real", "sim", "error", "p90", "bias", "max"):
         table.add_column(name, justify="right", no_wrap=True)
     part = ""
     for figure in figures:
@@ -77,7 +79,7 @@ def show(figures: list[Figure]) -> None:
         table.add_row(*_cells(figure))
     console.print(table)
     console.print(
-        "\nSeconds. error: sim / real - 1; of many points the median of its size (bias: of itself)."
+        "\nSeconds. error: sim / real - 1; of many points the median of its size (bias: of itself); max: as asked."
     )
     for note in dict.fromkeys(f"{f.part}, {f.metric}: {f.note}" for f in figures if f.note):
         console.print(f"- {note}", highlight=False)
