@@ -79,7 +79,7 @@ def show(figures: list[Figure]) -> None:
         table.add_row(*_cells(figure))
     console.print(table)
     console.print(
-        "\nSeconds. error: sim / real - 1; of many points the median of its size (bias: of itself); max: as asked."
+        "\nSeconds. error: sim / real - 1; of many points its median size (bias: its median); max: as asked."
     )
     for note in dict.fromkeys(f"{f.part}, {f.metric}: {f.note}" for f in figures if f.note):
         console.print(f"- {note}", highlight=False)
