@@ -87,13 +87,16 @@ class _Views:
         return _json({"workers": rows})
 
     async def links(self, _: web.Request) -> web.Response:
-        """Every pair's links, moves on them now, and paths left alone after a failure."""
+        """Every pair's links, moves on them now, how slow they have shown to be (the factor on the
+        catalogue's bytes and descriptors), and paths left alone after a failure."""
         fleet = self.ferry.fleet
         rows = []
         for model in fleet.models():
             cluster = fleet.cluster(model)
-            for link, moves in zip(cluster.candidates.links, cluster.state.moves, strict=False):
-                rows.append({**dataclasses.asdict(link), "moves_in_flight": int(moves)})
+            state, links = cluster.state, cluster.candidates.links
+            for link, moves, slow in zip(links, state.moves, state.link_slowness, strict=False):
+                now = {"moves_in_flight": int(moves), "slowness": round(float(slow), 3)}
+                rows.append({**dataclasses.asdict(link), **now})
         return _json({"links": rows, "open_breakers": fleet.breakers.open()})
 
     async def explain(self, request: web.Request) -> web.Response:

@@ -111,6 +111,7 @@ async def test_links_are_told_with_their_moves(pair: Any, route: Any, fake: Any,
     await posting
     (link,) = json.loads((await router.get("/kvferry/links")).raw)["links"]
     assert link["moves_in_flight"] == 0
+    assert link["slowness"] == pytest.approx(1.0, abs=0.2)
 
 
 @pytest.mark.parametrize("redis", ["embedded", "given"])
