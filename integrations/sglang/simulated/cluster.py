@@ -1,5 +1,6 @@
 """All simulated workers of one process: one time, one network, a port each."""
 
+import asyncio
 import socket
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ class SimulatedCluster:
     bootstrap_port: int | None = None
     berths: tuple[Berth, ...] = ()
     workers: dict[str, SimulatedWorker] = field(default_factory=dict)
+    _runners: list[web.AppRunner] = field(default_factory=list)
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> "SimulatedCluster":
@@ -97,6 +99,7 @@ class SimulatedCluster:
         world = World(self.spec, pump.events, dispatch, self.options.seed, BLOCK_TOKENS)
         meeting = Meeting(LOOPBACK | {self.options.host})
         self._stack.push_async_callback(meeting.close)
+        self._stack.push_async_callback(self._close)
         berths: list[Berth] = []
         for place, (spec, (listener, bootstrap)) in enumerate(zip(self.spec.engines, sockets, strict=True)):
             worker = SimulatedWorker(
@@ -157,5 +160,9 @@ class SimulatedCluster:
     async def _serve(self, app: web.Application, listener: socket.socket) -> None:
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
         await runner.setup()
-        self._stack.push_async_callback(runner.cleanup)
+        self._runners.append(runner)
         await web.SockSite(runner, listener).start()
+
+    async def _close(self) -> None:
+        """All at once: each waits a moment for those that it still answers."""
+        await asyncio.gather(*(runner.cleanup() for runner in self._runners))

@@ -51,6 +51,8 @@ class SimulatedWorker:
         """Begin to answer. ApiError when this worker does not take such a request."""
         kind = self._kind(asked)
         spec, received_s = self.engine.spec, self.pump.wall_s(self.pump.events.now_s)
+        if len({sequence.rid for sequence in asked.sequences}) < len(asked.sequences):
+            raise BadRequest("rid: two prompts of the batch have the same id", param="rid")
         for sequence in asked.sequences:
             if sequence.rid in self._by_rid:
                 raise BadRequest(f"a request with id {sequence.rid!r} is in flight", param="rid")
@@ -95,22 +97,29 @@ class SimulatedWorker:
             self._lost(flight, why)
 
     def granted(self, job: Job) -> None:
-        """The engine's hook of that name, as the next three are."""
-        flight, events = self._flights[job], self.pump.events
+        """The engine's hook of that name, as the next three are. It may tell of a request that was aborted
+        in its very last step."""
+        flight, events = self._flights.get(job), self.pump.events
+        if flight is None:
+            return
         if flight.address[0] == FAKE_HOST:
             events.at(events.now_s, self.engine.arrive, job)  # the engine is in the middle of its step
         else:
             self._parting[job] = self._meet(self, flight)
 
     def first_token(self, job: Job) -> None:
-        flight = self._flights[job]
+        flight = self._flights.get(job)
+        if flight is None:
+            return
         flight.advance(1)
         if flight.stream and job.output_tokens > 1:
             self._streams[job] = flight
             self._look()
 
     def finished(self, job: Job) -> None:
-        flight = self._flights[job]
+        flight = self._flights.get(job)
+        if flight is None:
+            return
         if flight.kind is not Kind.PREFILL:
             self._forget(flight)
             flight.tokens = job.output_tokens
@@ -121,7 +130,9 @@ class SimulatedWorker:
             self.rooms.computed(job)
 
     def failed(self, job: Job) -> None:
-        flight = self._flights[job]
+        flight = self._flights.get(job)
+        if flight is None:
+            return
         self._forget(flight)
         why = "the request does not fit into the KV cache"
         self.rooms.leave(job, f"KVTransferError: {why} of the prefill worker")

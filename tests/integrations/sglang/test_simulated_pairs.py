@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 import random
 import sys
 from collections.abc import AsyncIterator
@@ -12,7 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from kvferry.integrations.sglang.body import Endpoint
+from kvferry.integrations.sglang.simulated.asked import asked
 from kvferry.integrations.sglang.simulated.cluster import SimulatedCluster
+from kvferry.integrations.sglang.simulated.flight import Inbox
 from kvferry.integrations.sglang.simulated.options import SimulationOptions
 
 
@@ -234,3 +238,33 @@ async def test_whatever_comes_and_goes_every_request_ends_once(
     assert set(ended) <= {200, 500}
     assert 200 in ended
     await emptied(pair)
+
+
+@pytest.mark.parametrize("victim", [0, 1, None])
+async def test_a_half_can_be_dropped_at_any_event(victim: int | None) -> None:
+    """Driven event by event: real time stands still."""
+    still = SimulationOptions(time_scale=1e-9)
+    async with SimulatedCluster(cluster_spec(p=1, d=1, c=1), still) as cluster:
+        pre, dec, col = (ends(cluster, place) for place in range(3))
+        parts = (col,) if victim is None else (pre, dec)
+        pump = pre.worker.pump
+        for events_before in range(40):
+            body = halves(
+                SimpleNamespace(pre=pre), events_before, tokens=4, stream=True, rid=str(events_before)
+            )
+            body["input_ids"] = [events_before] * 5000  # three chunks
+            told = asked(Endpoint.GENERATE, json.dumps(body).encode(), "m", still)
+            flights = []
+            for part in parts:
+                flights += part.worker.take(told, Inbox())
+            for _ in range(events_before):
+                pump.events.run(pump.events.next_s)
+            part = parts[victim or 0]
+            part.worker.drop([flights[victim or 0]])
+            pump.events.run(pump.events.now_s + 5.0)
+            assert all(flight.ended for flight in flights)
+            for part in parts:
+                assert not part.worker.busy
+                assert part.worker.engine.kv.used_tokens == 0
+        whole = [flight.failure is None and flight.tokens == 4 for flight in flights]
+        assert any(whole), "the last ones had ended before they were dropped"
