@@ -102,7 +102,7 @@ def test_least_load_does_not_count_its_own_prefill() -> None:
     assert decision.plan.key == "colocated:a"
 
 
-@pytest.mark.parametrize(("queued", "chosen"), [(0, "b"), (3899, "b"), (3901, "a")])
+@pytest.mark.parametrize(("queued", "chosen"), [(0, "b"), (3000, "b"), (5000, "a")])
 def test_a_held_prefix_draws_a_request_until_the_queue_there_is_longer(queued: int, chosen: str) -> None:
     fleet = [worker(Role.COLOCATED, "a"), worker(Role.COLOCATED, "b", load=busy(0, prefill_tokens=queued))]
     fleet = [replace(each, speed=replace(each.speed, prefill_s_per_token2=0.0)) for each in fleet]
