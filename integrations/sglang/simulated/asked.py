@@ -33,7 +33,8 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request. `several`: its answer is a list. `usage`: a stream ends with its token counts. `host`,
-    `port`: where its prefill worker is met; `local`: it is to be prefilled here."""
+    `port`: where its prefill worker is met; `local`: it is to be prefilled here. `samples` of each prompt
+    follow each other."""
 
     endpoint: Endpoint
     model: str
@@ -43,6 +44,7 @@ class Asked:
     local: bool
     host: str
     port: int
+    samples: int
     sequences: tuple[Sequence, ...]
 
 
@@ -83,6 +85,7 @@ def asked(endpoint: Endpoint, raw: bytes, model: str, options: SimulationOptions
         local=host == LOCAL_MARK or (extra.do_local_prefill is True and alone),
         host=str(host or ""),
         port=port if isinstance(port, int) else 0,
+        samples=body.samples,
         sequences=_sequences(body, rooms, options),
     )
 

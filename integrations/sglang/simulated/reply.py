@@ -98,9 +98,9 @@ class Reply:
         return {**self._head, "object": _OBJECTS[endpoint][2], "choices": [choice]}
 
     def _usage(self) -> dict[str, Any]:
-        prompts = sum(flight.asked.prompt_tokens for flight in self._flights)
+        prompts = sum(flight.asked.prompt_tokens for flight in self._flights[:: self._asked.samples])
         outputs = sum(flight.tokens for flight in self._flights)
-        cached = sum(flight.cached_tokens for flight in self._flights)
+        cached = sum(flight.cached_tokens for flight in self._flights[:: self._asked.samples])
         return {
             "prompt_tokens": prompts,
             "total_tokens": prompts + outputs,

@@ -119,6 +119,10 @@ async def test_several_samples_of_one_prompt_are_a_list(
     body = {"text": "hello there", "sampling_params": {"max_new_tokens": 2, "ignore_eos": True, "n": 3}}
     _, answers = await post(session, f"{colocated.url}/generate", body)
     assert len(answers) == 3
+    body = {"prompt": "hello there!", "max_tokens": 2, "ignore_eos": True, "n": 3}
+    _, answer = await post(session, f"{colocated.url}/v1/completions", body)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, 6)
 
 
 @pytest.mark.parametrize(
