@@ -1,6 +1,7 @@
 """Cells on a Ray cluster that is already there."""
 
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
@@ -11,6 +12,7 @@ from kvferry.models.simulator.cell import Cell, Result, run_cell
 
 # More than this at once would only fill the scheduler's memory.
 IN_FLIGHT_PER_CPU = 2
+CONNECT_S = 5.0
 LOST = "the Ray worker that computed it died, twice"
 
 
@@ -49,6 +51,7 @@ def _connected(address: str | None) -> Any:
     except ImportError:
         raise CommandError("--engine ray needs Ray: pip install 'kvferry[ray]'") from None
     if not ray.is_initialized():
+        _reachable(address)
         try:
             ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -64,6 +67,17 @@ def _connected(address: str | None) -> Any:
     if theirs != own:
         raise CommandError(f"the Ray cluster has kvferry {theirs}, this is {own}: install the same on both")
     return ray
+
+
+def _reachable(address: str | None) -> None:
+    """CommandError when nothing listens at host:port, which Ray would try for minutes."""
+    host, _, port = (address or "").rpartition("://")[2].partition("/")[0].rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except OSError as error:
+        raise CommandError(f"no Ray cluster at {address}: {error.strerror or error}") from None
 
 
 def _version() -> str:

@@ -23,7 +23,13 @@ class Results:
 
     def add(self, cell: Cell, result: Result) -> None:
         line = json.dumps({"key": cell.key, "labels": dict(cell.labels), "result": result}, allow_nan=False)
-        os.write(self._file, line.encode() + b"\n")
+        whole = line.encode() + b"\n"
+        try:
+            written = os.write(self._file, whole)
+        except OSError as error:
+            raise CommandError(f"cannot write to {FILE}: {error.strerror or error}") from None
+        if written < len(whole):
+            raise CommandError(f"cannot write to {FILE}: no space left")
         self.done[cell.key] = result
 
 

@@ -60,7 +60,7 @@ def scenarios_table(found: Sequence[Mapping[str, Any]], title: str) -> Table:
     for name in ("goodput", "fair", "in SLO", "split"):
         table.add_column(name, justify="right", no_wrap=True)
     for scenario in found:
-        label = ", ".join(f"{value}" for key, value in scenario.items() if key != "policies")
+        label = ", ".join(_told(key, value) for key, value in scenario.items() if key != "policies")
         ordered = sorted(scenario["policies"].items(), key=lambda item: -_rank(item[1]))
         for place, (name, row) in enumerate(ordered):
             table.add_row(
@@ -73,6 +73,10 @@ def scenarios_table(found: Sequence[Mapping[str, Any]], title: str) -> Table:
                 end_section=place == len(ordered) - 1,
             )
     return table
+
+
+def _told(key: str, value: object) -> str:
+    return {"rate_rps": f"{value}/s", "chunk_tokens": f"chunks of {value}"}.get(key, str(value))
 
 
 def _rank(row: Mapping[str, Any]) -> float:

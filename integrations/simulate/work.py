@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -51,13 +52,22 @@ def do(cells: Sequence[Cell], workforce: Workforce, out: Path | None = None) -> 
             found |= {cell.key: kept.done[cell.key] for cell in todo if cell.key in kept.done}
         left = [cell for cell in todo if cell.key not in found]
         advance(len(found), f"{len(found)} were there" if found else "")
-        with closing(workforce.outcomes(left, watch)) as outcomes:
-            for cell, outcome in outcomes:
-                found[cell.key] = outcome
-                if kept is not None and not isinstance(outcome, Failure):
-                    kept.add(cell, outcome)
-                advance(1, " ".join(str(value) for _, value in cell.labels[-2:]))
+        try:
+            with closing(workforce.outcomes(left, watch)) as outcomes:
+                for cell, outcome in outcomes:
+                    found[cell.key] = outcome
+                    if kept is not None and not isinstance(outcome, Failure):
+                        kept.add(cell, outcome)
+                    advance(1, " ".join(str(value) for _, value in cell.labels[-2:]))
+        except KeyboardInterrupt:
+            _interrupted(len(found), out)
+            raise
     return found
+
+
+def _interrupted(done: int, out: Path | None) -> None:
+    if out is not None:
+        print(f"kvferry: stopped; {done} cells are in {out}: the same command goes on there", file=sys.stderr)
 
 
 def complain(cells: Sequence[Cell], outcomes: dict[str, Outcome]) -> None:

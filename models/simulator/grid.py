@@ -37,14 +37,14 @@ class ModelAxis:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What is combined. None on an axis: as the cluster file (model, chunk, slo) or workload (rate) says."""
+    """What is combined. An axis left as it is here: as the cluster file or the workload says."""
 
     sources: tuple[Source, ...]
     clusters: tuple[ClusterFile, ...]
     policies: tuple[str, ...]
     seeds: tuple[int, ...] = (0,)
-    paths: tuple[PathAxis, ...] = (PathAxis("as given"),)
-    slos: tuple[tuple[str, Mapping[str, Any]], ...] = (("as given", {}),)
+    paths: tuple[PathAxis, ...] = (PathAxis(""),)
+    slos: tuple[tuple[str, Mapping[str, Any]], ...] = (("", {}),)
     models: tuple[ModelAxis | None, ...] = (None,)
     chunks: tuple[int | None, ...] = (None,)
     rates_rps: tuple[float | None, ...] = (None,)
@@ -83,8 +83,8 @@ def _cells(axes: Axes, skipped: dict[str, None]) -> Iterator[Cell]:
             "workload": source.name,
             "cluster": file.spec.name,
             **({"model": model.model} if model else {}),
-            "path": path.name,
-            "slo": slo_name,
+            **({"path": path.name} if path.name else {}),
+            **({"slo": slo_name} if slo_name else {}),
             **({"chunk_tokens": chunk} if chunk is not None else {}),
             **({"rate_rps": rate_rps} if rate_rps is not None else {}),
         }

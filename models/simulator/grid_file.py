@@ -54,9 +54,9 @@ def parse_axes(tables: Mapping[str, Any], where: str, folder: Path) -> Axes:
         policies=policies,
         seeds=_list(tables, "seeds", where, int, (0,)),
         paths=tuple(_path(e, f"{where}: [[path]] {row}") for row, e in _rows(tables, "path", where))
-        or (PathAxis("as given"),),
+        or (PathAxis(""),),
         slos=tuple(_slo(e, f"{where}: [[slo]] {row}") for row, e in _rows(tables, "slo", where))
-        or (("as given", {}),),
+        or (("", {}),),
         models=tuple(_model(e, f"{where}: [[model]] {row}") for row, e in _rows(tables, "model", where))
         or (None,),
         chunks=_list(tables, "chunks", where, int, (None,)),

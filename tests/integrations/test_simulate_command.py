@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,6 @@ from kvferry.integrations.cli.app import app
 from kvferry.integrations.cli.errors import CommandError, run
 from kvferry.integrations.simulate.engine import Failure, run_here
 from kvferry.integrations.simulate.processes import run_processes
-from kvferry.integrations.simulate.ray_engine import run_ray
 from kvferry.integrations.simulate.results import FILE, opened
 from kvferry.integrations.simulate.work import Workforce, do
 from kvferry.models.simulator.cell import Cell, run_cell
@@ -263,16 +263,48 @@ def test_without_a_ray_cluster_it_says_so(call, monkeypatch) -> None:  # type: i
     assert "kvferry[ray]" in err
 
 
-def test_ray_comes_to_the_same(cells: list[Cell], monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    ray = pytest.importorskip("ray", reason="ray is not installed (extra kvferry[ray])")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        broken = replace(cells[1], policy="psychic")
-        found = {cell.key: outcome for cell, outcome in run_ray([*cells, broken])}
-    finally:
-        ray.shutdown()
-    assert isinstance(found[broken.key], Failure)
-    assert "psychic" in found[broken.key].why  # type: ignore[union-attr]
-    for cell in cells:
-        assert json.dumps(found[cell.key]) == json.dumps(run_cell(cell))
+def test_a_ray_cluster_that_is_not_there_is_found_out_at_once(call) -> None:  # type: ignore[no-untyped-def]
+    """Ray itself would try for minutes."""
+    pytest.importorskip("ray", reason="ray is not installed (extra kvferry[ray])")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, out, err = call(*SHORT, "--policy", "kvferry", "--engine", "ray", "--ray-address", address)
+    assert (code, out) == (1, "")
+    assert f"no Ray cluster at {address}" in err
+
+
+# In a process of its own: Ray settles on its ways when it is imported, and keeps a token in the home folder.
+ON_RAY = """
+import json, sys, tempfile
+import ray
+from kvferry.integrations.simulate.engine import Failure
+from kvferry.integrations.simulate.ray_engine import run_ray
+from kvferry.models.simulator.grid_file import read_grid
+from dataclasses import replace
+
+with tempfile.TemporaryDirectory(prefix="kvf") as folder:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+    cells = read_grid(sys.argv[1]).cells
+    broken = replace(cells[0], policy="psychic")
+    found = {cell.key: outcome for cell, outcome in run_ray([*cells, broken])}
+    ray.shutdown()
+print(json.dumps([
+    outcome.why if isinstance(outcome, Failure) else outcome
+    for outcome in (found[cell.key] for cell in (*cells, broken))
+]))
+"""
+
+
+def test_ray_comes_to_the_same(cells: list[Cell], tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="ray is not installed (extra kvferry[ray])")
+    home = tmp_path / "home"
+    home.mkdir()
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    env |= {"HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0"}
+    words = [sys.executable, "-c", ON_RAY, str(tmp_path / "grid.toml")]
+    done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    *found, broken = json.loads(done.stdout.splitlines()[-1])
+    assert "psychic" in broken
+    assert [json.dumps(each) for each in found] == [json.dumps(run_cell(cell)) for cell in cells]
