@@ -191,7 +191,7 @@ def _grid(name: str, traces: Path | None, out: Path, workforce: Workforce, *, as
     write_json(told, out / "summary.json")
     if as_json:
         print(json.dumps(told, allow_nan=False))
-    else:
+    elif any(scenario["policies"] for scenario in found):
         Console().print(scenarios_table(found, f"{grid.name}: {len(grid.cells)} cells, in {out}"))
     complain(grid.cells, outcomes)
 
