@@ -30,6 +30,8 @@ import aiohttp
 import uvloop
 from simulated_load import load
 
+from kvferry.integrations.redis.embedded import EmbeddedValkey
+
 STREAM_INTERVAL = 8
 READY_S = 60.0
 WORKER = 'model = "Qwen/Qwen3-32B"\ngpu = "h200"\ntp = 2\n'
@@ -72,6 +74,20 @@ def process(words: Sequence[str], log: Path, env: dict[str, str]) -> Iterator[su
             started.wait(20)
         except subprocess.TimeoutExpired:
             os.killpg(started.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def store(*, wanted: bool) -> Iterator[str]:
+    """The URL of a store that workers and router share, "" where none is wanted."""
+    if not wanted:
+        yield ""
+        return
+    server = EmbeddedValkey()
+    asyncio.run(server.start())
+    try:
+        yield server.url
+    finally:
+        server.stop()
 
 
 def told(log: Path, pattern: str, started: subprocess.Popen[bytes]) -> re.Match[str]:
@@ -126,6 +142,7 @@ def compared(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "split_share": round(
             sum(one["chosen"]["mode"] == "split" for one in records) / max(1, len(records)), 4
         ),
+        "moves_measured": sum(bool(one["outcome"] and one["outcome"].get("moved")) for one in records),
         "rescued": sum(bool(one["outcome"] and one["outcome"].get("rescued_from")) for one in records),
         "reasons": dict(Counter(one["reason"] for one in records).most_common()),
         "ttft_pairs": len(pairs),
@@ -149,12 +166,13 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for file in sorted(folder.glob("*.jsonl*")) for line in file.open()]
 
 
-async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+async def measure(args: argparse.Namespace, folder: Path, redis: str) -> dict[str, Any]:
     """Start everything, send, stop the router, read its log."""
     file, env = folder / "cluster.toml", {"KVFERRY_STATE_DIR": str(folder / "state")}
     file.write_text(cluster_toml(args.workers))
     words = ["worker-sim", "--cluster", str(file), "--port", "0", "--json", "--seed", str(args.seed)]
     words += ["--stream-interval", str(STREAM_INTERVAL), "--time-scale", str(args.time_scale)]
+    words += ["--redis", redis] if redis else []
     with process(words, folder / "workers.log", env) as workers:
         line = told(folder / "workers.log", r'\{"cluster".*\}', workers).group(0)
         serve = json.loads(line)["serve"].split()[1:]
@@ -196,6 +214,7 @@ def main() -> None:
     parser.add_argument("--streamed", type=float, default=0.5, help="share of requests that stream")
     parser.add_argument("--time-scale", type=float, default=1.0)
     parser.add_argument("--policy", default="kvferry")
+    parser.add_argument("--telemetry", action="store_true", help="workers send what kvferry's plugin does")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--keep", type=Path, help="a folder for the logs, which are removed otherwise")
@@ -203,7 +222,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kvferry-bench-") as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        answer = uvloop.run(measure(args, folder))
+        with store(wanted=args.telemetry) as redis:
+            answer = uvloop.run(measure(args, folder, redis))
     print(json.dumps(answer) if args.json else json.dumps(answer, indent=1))
     if answer["errors"] or answer["answered"] != answer["sent"]:
         raise SystemExit(1)

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -74,8 +75,8 @@ def up(
         bool,
         typer.Option(
             "--simulated",
-            help="Simulated workers instead, without SGLang: as many of each role, with --plugin decode "
-            "workers that prefill (kvferry worker-sim has more of it).",
+            help="Simulated workers instead, without SGLang: as many of each role; with --plugin they send "
+            "telemetry, and decode workers prefill (kvferry worker-sim has more of it).",
         ),
     ] = False,
     time_scale: Annotated[
@@ -89,20 +90,19 @@ def up(
         raise UsageError("a split needs both --prefill and --decode to be at least 1, or both 0")
     if colocated + prefill == 0:
         raise UsageError("nothing to start: give --colocated, or --prefill and --decode")
+    if simulated and (worker_args or log_dir is not None):
+        raise UsageError("--worker-args and --log-dir are for real workers: not with --simulated")
+    if redis is not None and not plugin:
+        raise UsageError("--redis is where --plugin sends telemetry: give both")
     if simulated:
-        if worker_args or log_dir is not None or redis is not None:
-            raise UsageError(
-                "--worker-args, --log-dir and --redis are for real workers: not with --simulated"
-            )
         try:
             pace = SimulationOptions(time_scale=time_scale, half_pair_timeout_s=float(half_pair_timeout))
         except ValueError as error:
             raise UsageError(str(error)) from error
         spec = cluster_of(colocated, prefill, decode, transport, local_prefill=plugin)
-        host_workers(SimulatedCluster(spec, pace), as_json=as_json)
+        with _store(redis, wanted=plugin) as store_url:
+            host_workers(SimulatedCluster(spec, replace(pace, redis=store_url)), as_json=as_json)
         return
-    if redis is not None and not plugin:
-        raise UsageError("--redis is where --plugin sends telemetry: give both")
     chosen = list(specs(colocated, prefill, decode, transport))
     for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background job is born deaf to SIGINT
         signal.signal(number, _leave)

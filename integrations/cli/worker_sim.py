@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from kvferry.integrations.cli.errors import CommandError, UsageError
+from kvferry.integrations.redis.url import StoreError
 from kvferry.integrations.sglang.simulated.cluster import SimulatedCluster
 from kvferry.integrations.sglang.simulated.options import SimulationOptions
 from kvferry.models.simulator.cluster_file import BUILT_IN, check_model, read_cluster
@@ -83,6 +84,10 @@ def worker_sim(
     seed: Annotated[
         int, typer.Option(help="Of the workers' true speeds, their noise, and output lengths.")
     ] = 0,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Send telemetry to this store, as kvferry's plugin does."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when ready.")] = False,
 ) -> None:
     if (cluster is None) == (role is None):
@@ -94,6 +99,7 @@ def worker_sim(
             stream_interval=stream_interval,
             half_pair_timeout_s=half_pair_timeout,
             seed=seed,
+            redis=redis or "",
         )
         if cluster is not None:
             spec = read_cluster(cluster).spec
@@ -161,7 +167,7 @@ def host_workers(cluster: SimulatedCluster, *, as_json: bool) -> None:
     """Serve until Ctrl-C or SIGTERM. CommandError when it cannot start."""
     try:
         uvloop.run(_host(cluster, as_json=as_json))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StoreError) as error:
         raise CommandError(str(error)) from error
 
 
@@ -182,6 +188,7 @@ def _told(cluster: SimulatedCluster) -> dict[str, Any]:
     return {
         "cluster": cluster.spec.name,
         "time_scale": cluster.options.time_scale,
+        **({"redis": cluster.options.redis} if cluster.options.redis else {}),
         "workers": [berth.told() for berth in cluster.berths],
         "serve": shlex.join(cluster.serve_words()),
     }

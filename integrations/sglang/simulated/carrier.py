@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
+from kvferry.integrations.sglang.plugin.wire import Transfer
 from kvferry.models.simulator.network import Move, Nic
 from kvferry.models.simulator.spec import EngineSpec
 from kvferry.models.simulator.trip import Carriage
@@ -18,8 +19,8 @@ class Carrier:
     process. A destination in another process is taken to be like this worker, with a NIC of its own: what
     reaches it from elsewhere is not seen."""
 
-    def __init__(self, world: World, spec: EngineSpec) -> None:
-        self._world, self._spec = world, spec
+    def __init__(self, world: World, spec: EngineSpec, time_scale: float) -> None:
+        self._world, self._spec, self._scale = world, spec, time_scale
         self._source = world.sends[world.index[spec.id]]
         self._ways: dict[str, tuple[Nic, Carriage]] = {}
 
@@ -38,7 +39,8 @@ class Carrier:
         path = self._world.path
         moved_bytes = (prompt_tokens - held_tokens) * carriage.wire_bytes
         closing_s = path.alpha_s + path.handoff_s + moved_bytes * carriage.repack_s_per_byte
-        return Carried(Move(self._world.events, self._source, sink, closing_s, done), carriage, held_tokens)
+        move = Move(self._world.events, self._source, sink, closing_s, done)
+        return Carried(move, carriage, held_tokens, self._scale)
 
     def _way(self, destination: str) -> tuple[Nic, Carriage]:
         world, transport = self._world, self._world.cluster.transport
@@ -63,18 +65,22 @@ class Carrier:
 class Carried:
     """One move; see `rooms.Move`."""
 
-    __slots__ = ("_carriage", "_held", "_move", "_tokens")
+    __slots__ = ("_carriage", "_chunks", "_descriptors", "_held", "_move", "_scale", "_tokens")
 
-    def __init__(self, move: Move, carriage: Carriage, held_tokens: int) -> None:
-        self._move, self._carriage, self._held, self._tokens = move, carriage, held_tokens, 0
+    def __init__(self, move: Move, carriage: Carriage, held_tokens: int, scale: float) -> None:
+        self._move, self._carriage, self._held, self._scale = move, carriage, held_tokens, scale
+        self._tokens = self._chunks = 0
+        self._descriptors = 0.0
 
     def add(self, tokens: int) -> None:
         carriage = self._carriage
         self._tokens += tokens
+        self._chunks += 1
         spared = min(tokens, self._held)
         self._held -= spared
         fresh = tokens - spared
         descriptors = carriage.merged_descriptors + fresh * carriage.descriptors_per_token
+        self._descriptors += descriptors
         self._move.offer(fresh * carriage.wire_bytes, descriptors * carriage.gamma_s)
 
     def close(self) -> None:
@@ -84,3 +90,15 @@ class Carried:
 
     def cancel(self) -> None:
         self._move.drop()
+
+    def told(self) -> Transfer:
+        busy_s = self._move.busy_s / self._scale
+        return Transfer(
+            transport=self._carriage.path.transport,
+            bytes=round(self._move.sent_bytes),
+            descriptors=round(self._descriptors),
+            chunks=self._chunks,
+            calls=self._chunks,
+            busy_s=round(busy_s, 6),
+            span_s=round(busy_s, 6),
+        )

@@ -2,12 +2,15 @@
 
 import asyncio
 import socket
+import uuid
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
+from kvferry.integrations.redis.connection import open_store
 from kvferry.integrations.sglang.simulated.carrier import Carrier
 from kvferry.integrations.sglang.simulated.hooks import Dispatch
 from kvferry.integrations.sglang.simulated.identity import Identity
@@ -15,6 +18,7 @@ from kvferry.integrations.sglang.simulated.meeting import Meeting, make_bootstra
 from kvferry.integrations.sglang.simulated.options import SimulationOptions
 from kvferry.integrations.sglang.simulated.pump import Pump
 from kvferry.integrations.sglang.simulated.server import make_app
+from kvferry.integrations.sglang.simulated.telling import Telling
 from kvferry.integrations.sglang.simulated.worker import SimulatedWorker
 from kvferry.models.prefix import BLOCK_TOKENS
 from kvferry.models.simulator.events import Events
@@ -79,6 +83,7 @@ class SimulatedCluster:
     def serve_words(self) -> list[str]:
         """The words of the `kvferry serve` command that routes to these workers."""
         words = ["kvferry", "serve"]
+        words += ["--redis", self.options.redis] if self.options.redis else []
         colocated = [berth.url for berth in self.berths if berth.role is Role.COLOCATED]
         words += ["--worker-urls", *colocated] if colocated else []
         for berth in self.berths:
@@ -97,6 +102,7 @@ class SimulatedCluster:
         self._stack.callback(pump.stop)
         dispatch = Dispatch()
         world = World(self.spec, pump.events, dispatch, self.options.seed, BLOCK_TOKENS)
+        telling = await self._telling(pump)
         meeting = Meeting(LOOPBACK | {self.options.host})
         self._stack.push_async_callback(meeting.close)
         self._stack.push_async_callback(self._close)
@@ -104,7 +110,7 @@ class SimulatedCluster:
         for place, (spec, (listener, bootstrap)) in enumerate(zip(self.spec.engines, sockets, strict=True)):
             worker = SimulatedWorker(
                 pump,
-                Carrier(world, spec),
+                Carrier(world, spec, self.options.time_scale),
                 meeting.meet,
                 half_pair_timeout_s=self.options.half_pair_timeout_s,
                 stream_interval=self.options.stream_interval,
@@ -120,8 +126,11 @@ class SimulatedCluster:
                 bootstrap_port,
                 self.spec.transport,
                 world.path.kind.startswith("rdma"),
-                f"{spec.id}-{port}",
+                f"{spec.id}-{port}-{uuid.uuid4().hex[:8]}",
             )
+            if telling is not None:
+                telling.add(identity)
+                worker.on_end = partial(telling.ended, identity)
             await self._serve(make_app(worker, identity), listener)
             if bootstrap is not None and bootstrap_port is not None:
                 meeting.near[bootstrap_port] = worker
@@ -129,7 +138,16 @@ class SimulatedCluster:
             url = f"http://{self.options.host}:{port}"
             berths.append(Berth(spec.id, url, spec.role, bootstrap_port, spec.local_prefill))
         self.berths = tuple(berths)
+        if telling is not None:
+            telling.start()
         pump.poke()
+
+    async def _telling(self, pump: Pump) -> Telling | None:
+        if not self.options.redis:
+            return None
+        telling = Telling(await open_store(self.options.redis), pump)
+        self._stack.push_async_callback(telling.close)
+        return telling
 
     def _listen(self, role: Role) -> tuple[socket.socket, socket.socket | None]:
         listener = self._socket(self._next_port())

@@ -1,10 +1,12 @@
 """One sequence in flight on one simulated worker, and the handler that waits for it."""
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from kvferry.integrations.sglang.plugin.wire import Transfer
 from kvferry.integrations.sglang.simulated.asked import Sequence as Asked
 from kvferry.models.simulator.job import Job
 
@@ -60,8 +62,11 @@ class Inbox:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """`tokens`: output tokens that are out. `received_s`: Unix seconds. `address`: where the bootstrap server
-    of its prefill worker is. `found_tokens`: what that one had in its cache, known on a decode worker."""
+    """`tokens`: output tokens that are out. `received_s`: Unix seconds; `taken_s` (the same moment),
+    `granted_s` (a decode worker has set KV room aside) and `arrived_s` (its KV is there): simulated ones.
+    `address`: where the bootstrap server of its prefill worker is; `found_tokens`: what that worker had in
+    its cache, known on the decode worker. `transfer`: what a prefill worker has moved. `on_end` is called
+    once."""
 
     asked: Asked
     kind: Kind
@@ -69,11 +74,16 @@ class Flight:
     inbox: Inbox
     stream: bool
     received_s: float
+    taken_s: float
     address: tuple[str, int] = ("", 0)
     found_tokens: int | None = None
     tokens: int = 0
     ended: bool = False
     failure: Failure | None = None
+    granted_s: float = math.nan
+    arrived_s: float = math.nan
+    transfer: Transfer | None = None
+    on_end: "Callable[[Flight], None] | None" = None
 
     @property
     def cached_tokens(self) -> int:
@@ -90,4 +100,6 @@ class Flight:
     def end(self, failure: Failure | None = None) -> None:
         """Nothing more will come."""
         self.ended, self.failure = True, failure
+        if self.on_end is not None:
+            self.on_end(self)
         self.inbox.tell(self)

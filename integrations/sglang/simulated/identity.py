@@ -22,7 +22,8 @@ _MODES = {Role.COLOCATED: "null", Role.PREFILL: "prefill", Role.DECODE: "decode"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`instance`: of the part that stands for kvferry's plugin on decode workers that may prefill."""
+    """`instance`: of what stands for kvferry's plugin, on decode workers that may prefill and wherever
+    telemetry is sent."""
 
     spec: EngineSpec
     options: SimulationOptions
@@ -39,14 +40,11 @@ class Identity:
             "memory_usage": {"kvcache": _kv_gb(spec, shape), "token_capacity": spec.max_total_tokens},
             "dtype": DTYPE,
         }
-        if spec.local_prefill:
+        if spec.local_prefill or self.options.redis:
             state[INFO_KEY] = {
                 "version": metadata.version("kvferry"),
                 "instance": self.instance,
-                "features": {
-                    "local_prefill": {"on": True, "chunk_tokens": spec.chunk_tokens},
-                    "telemetry": {"on": False, "why": "a simulated worker sends none"},
-                },
+                "features": self._features(),
             }
         return {
             "model_path": spec.model,
@@ -81,6 +79,15 @@ class Identity:
             "internal_states": [state],
             "status": "ready",
             "simulated": {"worker": spec.id, "gpu": spec.gpu, "time_scale": self.options.time_scale},
+        }
+
+    def _features(self) -> dict[str, Any]:
+        local, told = self.spec.local_prefill, bool(self.options.redis)
+        return {
+            "local_prefill": {"on": True, "chunk_tokens": self.spec.chunk_tokens}
+            if local
+            else {"on": False, "why": "switched off"},
+            "telemetry": {"on": True} if told else {"on": False, "why": "simulated without --redis"},
         }
 
     def model_info(self) -> dict[str, Any]:

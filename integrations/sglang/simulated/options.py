@@ -10,8 +10,7 @@ class SimulationOptions:
     `stream_interval`: tokens per streamed event, as SGLang's flag of that name. `half_pair_timeout_s`: how
     long half a pair waits for the other (SGLang: 300 s). Where a request does not ignore the end of
     sequence, its output ends after a lognormal number of tokens of `output_median` and `output_sigma`,
-    drawn from `seed` and its prompt. `plugin`: decode workers that may prefill tell so as kvferry's plugin
-    does.
+    drawn from `seed` and its prompt. `redis`: URL of the store that is sent telemetry, if any.
     """
 
     host: str = "127.0.0.1"
@@ -22,6 +21,7 @@ class SimulationOptions:
     output_median: float = 200.0
     output_sigma: float = 0.8
     seed: int = 0
+    redis: str = ""
 
     def __post_init__(self) -> None:
         for name in ("time_scale", "stream_interval", "half_pair_timeout_s", "output_median"):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from kvferry.integrations.sglang.plugin.wire import Transfer
 from kvferry.integrations.sglang.simulated.flight import Flight
 from kvferry.models.simulator.events import Event, Events
 from kvferry.models.simulator.job import Job
@@ -39,6 +40,9 @@ class Move(Protocol):
 
     def cancel(self) -> None:
         """Nobody waits for it any more."""
+
+    def told(self) -> Transfer:
+        """What has been moved, in real seconds."""
 
 
 class Carry(Protocol):
@@ -167,6 +171,8 @@ class Rooms:
         room = self._close(number)
         assert room.flight is not None
         assert room.taker is not None
+        assert room.move is not None
+        room.flight.transfer = room.move.told()
         self._done(room.flight)
         room.taker.moved(room.flight.job.cached_tokens)
 

@@ -23,9 +23,10 @@ of an early end."""
 
 class SimulatedWorker:
     """`engine` is set right after it is made, since it tells its hooks, which are here. All calls are made
-    with the pump's time at now."""
+    with the pump's time at now. `on_end` is told of every request that has ended."""
 
     engine: Engine
+    on_end: Callable[[Flight], None] | None = None
 
     def __init__(
         self, pump: Pump, carry: Carry, meet: Meet, *, half_pair_timeout_s: float, stream_interval: int
@@ -88,6 +89,7 @@ class SimulatedWorker:
         if not flight.ended:
             self._parting.pop(flight.job, None)
             flight.found_tokens = cached_tokens
+            flight.arrived_s = self.pump.events.now_s
             self.engine.arrive(flight.job)
 
     def lost(self, flight: Flight, why: str) -> None:
@@ -102,6 +104,7 @@ class SimulatedWorker:
         flight, events = self._flights.get(job), self.pump.events
         if flight is None:
             return
+        flight.granted_s = events.now_s
         if flight.address[0] == FAKE_HOST:
             events.at(events.now_s, self.engine.arrive, job)  # the engine is in the middle of its step
         else:
@@ -154,7 +157,10 @@ class SimulatedWorker:
         self._row += 1
         output = 1 if kind is Kind.PREFILL else one.output_tokens
         job = Job(self._row, one.prompt_tokens, output, one.blocks)
-        flight = Flight(one, kind, job, inbox, asked.stream, received_s, (asked.host, asked.port))
+        taken_s, address = self.pump.events.now_s, (asked.host, asked.port)
+        flight = Flight(one, kind, job, inbox, asked.stream, received_s, taken_s, address)
+        if asked.host != FAKE_HOST:  # as SGLang's own probes have it
+            flight.on_end = self.on_end
         self._flights[job] = self._by_rid[one.rid] = flight
         return flight
 

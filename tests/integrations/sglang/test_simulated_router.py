@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvferry.integrations.sglang.plugin.wire import RequestRecord, decode
 from kvferry.integrations.sglang.poller import Target
 from kvferry.integrations.sglang.simulated.cluster import SimulatedCluster
 from kvferry.integrations.sglang.simulated.options import SimulationOptions
@@ -101,3 +102,62 @@ async def test_an_unstreamed_prompt_is_no_work_ahead_once_it_must_be_computed(
         assert not task.done()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("policy", "mode"), [("always_split", "split"), ("always_colocated", "colocated")])
+async def test_with_telemetry_the_stages_add_up_to_the_requests_time(
+    route: Any, eventually: Any, store_url: str, policy: str, mode: str
+) -> None:
+    options = SimulationOptions(time_scale=2.0, redis=store_url)
+    async with SimulatedCluster(cluster_spec(p=1, l=1), options) as cluster:
+        router = await route(*targets(cluster), policy=policy, path_classes=PATHS)
+        workers = router.ferry.fleet.members
+        await eventually(lambda: not any(router.ferry.fleet.silence(name) for name in workers))
+        limits = {"max_tokens": 5, "ignore_eos": True}
+        chat = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello " * 200}], **limits})
+        for path, body in (chat, ("/generate", wanted(5)), ("/generate", wanted(5, stream=True))):
+            answer = await router.post(path, body)
+            await eventually(lambda: router.ferry.join.held == 0)
+            outcome = router.record(answer.headers).outcome
+            spent = (getattr(outcome.stages, name) or 0.0 for name in outcome.stages.__struct_fields__)
+            assert outcome.missing == {}
+            assert outcome.output_tokens == 5
+            assert 0.0 < outcome.ttft_s < outcome.e2e_s
+            assert sum(spent) == pytest.approx(outcome.e2e_s, rel=0.3)
+            if mode == "split":
+                shape = workers[cluster.berths[0].url].worker.shape
+                fresh = outcome.prompt_tokens - outcome.cached_tokens
+                least = shape.bytes_per_token("bfloat16", 2) * fresh
+                assert outcome.moved_bytes >= least
+                assert outcome.moved.transport == "mooncake"
+                assert outcome.moved.busy_s > 0.0
+
+
+async def test_an_aborted_half_tells_how_far_it_came(
+    route: Any, eventually: Any, store_url: str, store: Any
+) -> None:
+    options = SimulationOptions(time_scale=2.0, redis=store_url)
+    async with SimulatedCluster(cluster_spec(c=1), options) as cluster:
+        router = await route(*targets(cluster))
+        task = asyncio.create_task(router.post(body=wanted(4000, rid="long")))
+        (worker,) = cluster.workers.values()
+        await eventually(lambda: worker.busy)
+        await asyncio.sleep(0.1)
+        task.cancel()
+        last: list[Any] = []
+
+        async def told() -> bool:
+            rows = await store.client.xrevrange(store.keys.telemetry, count=20)
+            last[:] = [
+                record
+                for _, fields in rows
+                if isinstance(record := decode(fields[b"data"]), RequestRecord) and record.rid == "long"
+            ]
+            return bool(last)
+
+        await eventually(told)
+        (record,) = last
+        assert (record.role, record.finish) == ("colocated", "abort")
+        assert record.wall_s == pytest.approx(
+            sum(getattr(record.stages, name) or 0.0 for name in record.stages.__struct_fields__), abs=1e-4
+        )
