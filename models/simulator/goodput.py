@@ -11,7 +11,7 @@ FAIR_ATTAINMENT = 0.8
 @dataclass(frozen=True, slots=True)
 class ScanRule:
     """Rates are start_rps * step^k. `leap` grid places are taken at once up to the first failure, which is
-    then approached again place by place; the scan ends after `patience` failures in a row or at `stop_rps`.
+    then approached again in smaller ones and at last place by place; the scan ends after `patience` failures in a row or at `stop_rps`.
 
     `min_requests`: a run at a low rate lasts as long as it takes to see so many.
     """
@@ -92,11 +92,13 @@ def scan(measure: Callable[[float], Point], rule: ScanRule = SCAN) -> Goodput:
 
 
 def _climb(passes: Callable[[int], bool], rule: ScanRule) -> None:
-    """In leaps to the first failure, then place by place from the last pass."""
-    places, place, passed = rule.places, 0, -1
-    while place < places and passes(place):
-        passed, place = place, place + rule.leap
+    """In leaps to the first failure, from the last pass in smaller ones, and from there place by place."""
+    passed = -1
+    for stride in (rule.leap, max(1, round(math.sqrt(rule.leap)))):
+        place = passed + stride if passed >= 0 else 0
+        while place < rule.places and passes(place):
+            passed, place = place, place + stride
     place, failures = passed + 1, 0
-    while place < places and failures < rule.patience:
+    while place < rule.places and failures < rule.patience:
         failures = 0 if passes(place) else failures + 1
         place += 1
