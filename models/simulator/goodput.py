@@ -11,7 +11,8 @@ FAIR_ATTAINMENT = 0.8
 @dataclass(frozen=True, slots=True)
 class ScanRule:
     """Rates are start_rps * step^k. `leap` grid places are taken at once up to the first failure, which is
-    then approached again in smaller ones and at last place by place; the scan ends after `patience` failures in a row or at `stop_rps`.
+    then approached again in smaller leaps and at last place by place; the scan ends after `patience`
+    failures in a row or at `stop_rps`.
 
     `min_requests`: a run at a low rate lasts as long as it takes to see so many.
     """

@@ -41,15 +41,15 @@ def test_class_fair_goodput_is_found_as_finely(fair_rps: float, limit_rps: float
 
 
 def test_one_bad_rate_below_a_good_one_does_not_count() -> None:
-    """Bistable: the pool is stuck at 1.08^20 and nowhere else below 1.08^25."""
+    """Bistable: the pool is stuck at 1.08^21 and nowhere else below 1.08^25."""
 
     def measure(rate_rps: float) -> Point:
-        stuck = rate_rps == RULE.rate_rps(20) or rate_rps > RULE.rate_rps(25) * 1.001
+        stuck = rate_rps == RULE.rate_rps(21) or rate_rps > RULE.rate_rps(25) * 1.001
         return Point(rate_rps, 0.5 if stuck else 1.0, 0.5 if stuck else 1.0)
 
     found = scan(measure, RULE)
     assert found.goodput_rps == RULE.rate_rps(25)
-    assert any(point.rate_rps == RULE.rate_rps(20) and not point.passes for point in found.points)
+    assert any(point.rate_rps == RULE.rate_rps(21) and not point.passes for point in found.points)
 
 
 def test_rates_only_rise_within_a_climb_and_stop_after_patience() -> None:
