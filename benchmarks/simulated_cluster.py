@@ -181,7 +181,7 @@ async def measure(args: argparse.Namespace, folder: Path, redis: str) -> dict[st
             url = told(folder / "router.log", r"kvferry \S+ on (http://\S+),", router).group(1)
             await ready(url, args.workers)
             # until connections are open and pairs have met
-            await load(url, min(20.0, args.rate), 2.0, args.streamed, args.seed + 1)
+            await load(url, min(20.0, args.rate), 1.0, args.streamed, args.seed + 1)
             pids = {"workers": workers.pid, "router": router.pid, "client": os.getpid()}
             before = {name: cpu_s(pid) for name, pid in pids.items()}
             seen = await load(url, args.rate, args.duration, args.streamed, args.seed)

@@ -9,7 +9,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "simulated_cluster.py"
 
 
 def test_every_request_is_answered_and_logged_with_both_times(tmp_path: Path) -> None:
-    words = ["--workers", "4", "--rate", "50", "--duration", "4", "--policy", "coin(0.5)", "--json"]
+    words = ["--workers", "4", "--rate", "50", "--duration", "2", "--policy", "coin(0.5)", "--json"]
     ended = subprocess.run(
         [sys.executable, str(BENCHMARK), *words, "--keep", str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -20,7 +20,7 @@ def test_every_request_is_answered_and_logged_with_both_times(tmp_path: Path) ->
     answer = json.loads(ended.stdout)
     assert answer["errors"] == {}
     assert ended.returncode == 0
-    assert answer["answered"] == answer["sent"] > 100
+    assert answer["answered"] == answer["sent"] > 60
     log = answer["log"]
     assert log["status"] == {"ok": answer["sent"]}
     assert log["ttft_pairs"] == answer["sent"]

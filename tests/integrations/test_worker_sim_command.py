@@ -62,19 +62,13 @@ def test_a_cluster_tells_where_it_is_and_ends_when_told(words: tuple[str, ...]) 
         assert process.wait(10) == 0
 
 
-def test_ports_count_up_and_a_taken_one_is_told_in_one_line() -> None:
+def test_ports_count_up_and_a_taken_one_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     (port,) = free_ports(1)
     with socket.create_server(("127.0.0.1", port)):
-        ended = subprocess.run(
-            [*COMMAND, "worker-sim", "--role", "decode", "--port", str(port)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert ended.returncode == 1
-    assert str(port) in ended.stderr
-    assert ended.stderr.count("\n") == 1
+        assert run(app, ["worker-sim", "--role", "decode", "--port", str(port)]) == 1
+    said = capsys.readouterr().err
+    assert str(port) in said
+    assert said.count("\n") == 1
     with started("worker-sim", "--role", "prefill", "--port", str(port)) as (process, told):
         (worker,) = told["workers"]
         assert (worker["url"], worker["bootstrap_port"]) == (f"http://127.0.0.1:{port}", port + 1)
@@ -110,7 +104,7 @@ def test_the_demo_runs_without_sglang(
 ) -> None:
     monkeypatch.setenv("KVFERRY_STATE_DIR", str(tmp_path))
     monkeypatch.setitem(sys.modules, "sglang", None)
-    assert run(app, ["local", "demo", "--simulated", "--once", "--documents", "2", "--json"]) == 0
+    assert run(app, ["local", "demo", "--simulated", "--once", "--documents", "1", "--json"]) == 0
     requests = json.loads(capsys.readouterr().out)["requests"]
     assert {one["outcome"]["status"] for one in requests} == {"ok"}
-    assert sum(one["request"]["prompt_tokens"] >= 2500 for one in requests) == 2
+    assert sum(one["request"]["prompt_tokens"] >= 2500 for one in requests) == 1

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,8 +35,8 @@ def _load(name: str) -> Any:
 helper = _load("simulatedworkers")
 cluster_spec, post, events = helper.cluster_spec, helper.post, helper.events
 idle, wanted = helper.idle, helper.wanted
-HALF_S = 12.0
-FAST = SimulationOptions(time_scale=30.0, half_pair_timeout_s=HALF_S)
+CALM = SimulationOptions(time_scale=10.0)
+HASTY = SimulationOptions(time_scale=30.0, half_pair_timeout_s=9.0)
 
 
 @pytest.fixture
@@ -49,18 +50,31 @@ def ends(cluster: SimulatedCluster, at: int = 0) -> Any:
     return SimpleNamespace(berth=berth, url=f"{berth.url}/generate", worker=cluster.workers[berth.id])
 
 
-@pytest.fixture(params=["one process", "two processes"])
-async def pair(request: Any) -> AsyncIterator[Any]:
+@asynccontextmanager
+async def started(kind: str, options: SimulationOptions) -> AsyncIterator[Any]:
     """A prefill and a decode worker of one cluster, or of two that know nothing of each other."""
-    if request.param == "one process":
-        async with SimulatedCluster(cluster_spec(p=1, d=1), FAST) as both:
-            yield SimpleNamespace(pre=ends(both), dec=ends(both, 1), far=False)
+    if kind == "one process":
+        async with SimulatedCluster(cluster_spec(p=1, d=1), options) as both:
+            yield SimpleNamespace(pre=ends(both), dec=ends(both, 1))
         return
     async with (
-        SimulatedCluster(cluster_spec(p=1), FAST) as one,
-        SimulatedCluster(cluster_spec(d=1), FAST) as other,
+        SimulatedCluster(cluster_spec(p=1), options) as one,
+        SimulatedCluster(cluster_spec(d=1), options) as other,
     ):
-        yield SimpleNamespace(pre=ends(one), dec=ends(other), far=True)
+        yield SimpleNamespace(pre=ends(one), dec=ends(other))
+
+
+@pytest.fixture(params=["one process", "two processes"])
+async def pair(request: Any) -> AsyncIterator[Any]:
+    async with started(request.param, CALM) as both:
+        yield both
+
+
+@pytest.fixture(params=["one process", "two processes"])
+async def hasty(request: Any) -> AsyncIterator[Any]:
+    """A pair whose halves do not wait long for each other."""
+    async with started(request.param, HASTY) as both:
+        yield both
 
 
 def halves(pair: Any, room: Any, tokens: int = 6, **more: Any) -> dict[str, Any]:
@@ -133,7 +147,8 @@ async def test_both_halves_stream(session: aiohttp.ClientSession, pair: Any) -> 
     assert whole[-1]["meta_info"]["completion_tokens"] == 40
 
 
-async def test_half_a_pair_times_out_as_in_sglang(session: aiohttp.ClientSession, pair: Any) -> None:
+async def test_half_a_pair_times_out_as_in_sglang(session: aiohttp.ClientSession, hasty: Any) -> None:
+    pair = hasty
     for end, state in ((pair.pre, "Bootstrapping"), (pair.dec, "WaitingForInput")):
         status, answer = await post(session, end.url, halves(pair, 1))
         assert status == 500
@@ -147,7 +162,7 @@ async def test_half_a_pair_times_out_as_in_sglang(session: aiohttp.ClientSession
 async def test_the_other_half_fails_when_one_is_aborted(session: aiohttp.ClientSession, pair: Any) -> None:
     for room, (victim, other) in enumerate(((pair.pre, pair.dec), (pair.dec, pair.pre))):
         body = halves(pair, room, rid=f"room-{room}")
-        body["input_ids"] = [room] * 60_000  # long enough to be in the middle of its prefill
+        body["input_ids"] = [room] * 100_000  # long enough to be in the middle of its prefill
         both = [asyncio.create_task(post(session, end.url, body)) for end in (victim, other)]
         await asyncio.sleep(0.05)
         await post(session, f"{victim.berth.url}/abort_request", {"rid": f"room-{room}"})
@@ -179,7 +194,7 @@ async def test_without_a_prefill_worker_decode_fails(session: aiohttp.ClientSess
 async def test_an_ordinary_request_gets_a_400_but_on_a_colocated_worker(
     session: aiohttp.ClientSession,
 ) -> None:
-    async with SimulatedCluster(cluster_spec(p=1, d=1, l=1, c=1), FAST) as cluster:
+    async with SimulatedCluster(cluster_spec(p=1, d=1, l=1, c=1), CALM) as cluster:
         mark = {"do_local_prefill": True}
         for place, (plain, marked) in enumerate(((400, 400), (400, 400), (400, 200), (200, 200))):
             url = ends(cluster, place).url
@@ -210,8 +225,9 @@ async def test_the_bootstrap_server_answers(session: aiohttp.ClientSession, pair
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_whatever_comes_and_goes_every_request_ends_once(
-    session: aiohttp.ClientSession, pair: Any, seed: int
+    session: aiohttp.ClientSession, hasty: Any, seed: int
 ) -> None:
+    pair = hasty
     rng = random.Random(seed)
     ended: list[int] = []
 

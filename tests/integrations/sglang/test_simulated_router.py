@@ -78,7 +78,8 @@ async def test_batches_chats_and_completions_pass(route: Any) -> None:
 async def test_a_client_that_leaves_frees_both_workers(route: Any, eventually: Any) -> None:
     async with SimulatedCluster(cluster_spec(p=1, d=1), SimulationOptions(time_scale=5.0)) as cluster:
         router = await route(*targets(cluster), path_classes=PATHS)
-        task = asyncio.create_task(router.post(body=wanted(4000)))
+        body = {**wanted(30_000), "input_ids": [7] * 60_000}
+        task = asyncio.create_task(router.post(body=body))
         workers = cluster.workers.values()
         await eventually(lambda: all(worker.busy for worker in workers) or task.done())
         assert not task.done()
@@ -93,7 +94,7 @@ async def test_an_unstreamed_prompt_is_no_work_ahead_once_it_must_be_computed(
 ) -> None:
     async with SimulatedCluster(cluster_spec(c=1), SimulationOptions(time_scale=2.0)) as cluster:
         router = await route(*targets(cluster))
-        task = asyncio.create_task(router.post(body=wanted(3000)))
+        task = asyncio.create_task(router.post(body=wanted(30_000)))
         (url,) = (berth.url for berth in cluster.berths)
         held = router.ferry.book.now
         await eventually(lambda: url in held and held[url].prefill_tokens == 300.0)
@@ -139,7 +140,7 @@ async def test_an_aborted_half_tells_how_far_it_came(
     options = SimulationOptions(time_scale=2.0, redis=store_url)
     async with SimulatedCluster(cluster_spec(c=1), options) as cluster:
         router = await route(*targets(cluster))
-        task = asyncio.create_task(router.post(body=wanted(4000, rid="long")))
+        task = asyncio.create_task(router.post(body=wanted(30_000, rid="long")))
         (worker,) = cluster.workers.values()
         await eventually(lambda: worker.busy)
         await asyncio.sleep(0.1)
