@@ -65,6 +65,7 @@ class Identity:
             "attn_cp_size": 1,
             "dcp_size": 1,
             "enable_dp_attention": False,
+            "enable_page_major_kv_layout": False,
             "device": "simulated",
             "host": self.options.host,
             "port": self.port,
@@ -134,6 +135,7 @@ class Identity:
         _rescale(rank, self.options.time_scale)
         waiting = rank["num_waiting_reqs"]
         disagg = rank["disaggregation"]
+        disagg |= {"kv_transfer_speed_gb_s": 0.0, "kv_transfer_latency_ms": 0.0}
         disagg["prefill_bootstrap_queue_reqs"] += bootstrap
         preparing = disagg["decode_prealloc_queue_reqs"] + disagg["decode_transfer_queue_reqs"]
         rank["num_waiting_reqs"] += bootstrap + preparing
@@ -148,7 +150,9 @@ class Identity:
             "cache_hit_rate": 0.0,
             "utilization": 0.0,
             "memory": {
+                "weight_gb": 0.0,
                 "kv_cache_gb": _kv_gb(spec, shape_of(spec)),
+                "graph_gb": 0.0,
                 "token_capacity": spec.max_total_tokens,
             },
             "queues": {

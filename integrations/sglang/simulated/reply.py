@@ -127,13 +127,17 @@ class Reply:
             "reasoning_tokens": 0,
             "completion_tokens": flight.tokens,
             "cached_tokens": flight.cached_tokens,
+            "cached_tokens_details": None,
             "dp_rank": None,
             "e2e_latency": now_s - flight.received_s,
             "request_received_ts": flight.received_s,
         }
-        if job.prefill_start_s == job.prefill_start_s:  # not NaN: it was prefilled here
-            meta["queue_time"] = (job.prefill_start_s - job.queued_s) / scale
-            meta["forward_entry_time"] = self._pump.wall_s(job.prefill_start_s)
+        begun_s, queued_s = job.prefill_start_s, job.queued_s
+        if flight.kind is Kind.DECODE:
+            begun_s, queued_s = job.first_token_s, flight.arrived_s
+        if begun_s == begun_s:  # not NaN
+            meta["queue_time"] = (begun_s - queued_s) / scale
+            meta["forward_entry_time"] = self._pump.wall_s(begun_s)
         if job.prefill_end_s == job.prefill_end_s:
             meta["prefill_finished_time"] = self._pump.wall_s(job.prefill_end_s)
         first_s = job.prefill_end_s if flight.kind is Kind.PREFILL else job.first_token_s

@@ -35,6 +35,8 @@ def _load(name: str) -> Any:
 helper = _load("simulatedworkers")
 cluster_spec, post, events = helper.cluster_spec, helper.post, helper.events
 idle, wanted = helper.idle, helper.wanted
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "generate_answers.json").read_text())
+UNSAID = {"weight_versions", "storage_prefetch_wait", "storage_staging_wait", "api_server_dispatch_finish_ts"}
 CALM = SimulationOptions(time_scale=10.0)
 HASTY = SimulationOptions(time_scale=30.0, half_pair_timeout_s=9.0)
 
@@ -104,6 +106,8 @@ async def test_the_prefill_worker_says_one_token_and_the_decode_worker_all(
         )
         assert first["meta_info"]["completion_tokens"] == 1
         assert whole["meta_info"]["completion_tokens"] == 6
+        for role, answer in (("prefill", first), ("decode", whole)):
+            assert GOLDEN[role]["meta_info"].keys() - UNSAID <= answer["meta_info"].keys()
         assert whole["text"].startswith(first["text"])
         for meta in (first["meta_info"], whole["meta_info"]):
             assert (meta["prompt_tokens"], meta["cached_tokens"]) == (300, cached)

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
@@ -33,6 +34,7 @@ helper = _load("simulatedworkers")
 cluster_spec, post, events = helper.cluster_spec, helper.post, helper.events
 idle, wanted = helper.idle, helper.wanted
 FAST = 30.0
+GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.fixture
@@ -220,6 +222,13 @@ async def test_the_router_reads_it_as_a_worker(session: aiohttp.ClientSession) -
             ).json()
             workers[berth.id] = worker_of(berth.url, info, loads)
             assert load_of(loads, 0.0).running_requests == 0
+            real = json.loads((GOLDEN / f"{berth.role.value}_loads.json").read_text())
+            assert real.keys() <= loads.keys()
+            assert real["loads"][0].keys() <= loads["loads"][0].keys()
+            for section in ("memory", "disaggregation", "queues"):
+                assert real["loads"][0][section].keys() <= loads["loads"][0][section].keys()
+            real = json.loads((GOLDEN / f"{berth.role.value}_server_info.json").read_text())
+            assert real.keys() <= info.keys()
             assert (await session.get(f"{berth.url}/health")).status == 200
             assert (await (await session.get(f"{berth.url}/v1/models")).json())["data"][0]["id"] == info[
                 "model_path"
