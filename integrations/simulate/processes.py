@@ -3,34 +3,38 @@
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
-from kvferry.integrations.simulate.engine import Failure, Outcome, Outcomes, failure
-from kvferry.models.simulator.cell import Cell, Result, run_cell
+from kvferry.integrations.simulate.engine import Failure, L, Outcome, failure
+from kvferry.models.simulator.cell import Result
 
 DIED = "the process that computed it died: killed, or out of memory"
 
 
-def run_processes(cells: Sequence[Cell], jobs: int, work: Callable[[Cell], Result] = run_cell) -> Outcomes:
+def run_processes(
+    cells: Sequence[L], jobs: int, work: Callable[[L], Result]
+) -> Generator[tuple[L, Outcome], None, None]:
     """Up to `jobs` cells at once. When a process dies, the cells that were being computed are tried once
     more, each alone in a process of its own: the one that kills its process is named, the others finish."""
-    waiting, suspects = deque(cells), deque[Cell]()
+    waiting, suspects = deque(cells), deque[L]()
     while waiting:
         yield from _pool(waiting, suspects, jobs, work)
         while suspects:
-            cell, again = suspects.popleft(), deque[Cell]()
+            cell, again = suspects.popleft(), deque[L]()
             yield from _pool(deque((cell,)), again, 1, work)
             if again:
                 yield cell, Failure(DIED)
 
 
-def _pool(waiting: deque[Cell], suspects: deque[Cell], jobs: int, work: Callable[[Cell], Result]) -> Outcomes:
+def _pool(
+    waiting: deque[L], suspects: deque[L], jobs: int, work: Callable[[L], Result]
+) -> Generator[tuple[L, Outcome], None, None]:
     """Until all cells that wait are done, or the pool breaks: then `suspects` holds those it was at."""
     # Spawned: a fork would copy the threads and locks of the progress display.
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_deaf)
-    running: dict[Future[Result], Cell] = {}
+    running: dict[Future[Result], L] = {}
     try:
         while (waiting or running) and not suspects:
             while waiting and len(running) < jobs:
@@ -55,7 +59,7 @@ def _pool(waiting: deque[Cell], suspects: deque[Cell], jobs: int, work: Callable
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _outcome(cell: Cell, future: Future[Result]) -> Outcome | None:
+def _outcome(cell: L, future: Future[Result]) -> Outcome | None:
     """None when its process died."""
     try:
         return future.result()

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.integrations.cli.errors import CommandError
-from kvferry.models.simulator.cell import Cell, Result
+from kvferry.integrations.simulate.engine import Labelled
+from kvferry.models.simulator.cell import Result
 
 FILE = "cells.jsonl"
 
@@ -21,7 +22,7 @@ class Results:
         self._file = file
         self.done = done
 
-    def add(self, cell: Cell, result: Result) -> None:
+    def add(self, cell: Labelled, result: Result) -> None:
         line = json.dumps({"key": cell.key, "labels": dict(cell.labels), "result": result}, allow_nan=False)
         whole = line.encode() + b"\n"
         try:

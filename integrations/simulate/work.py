@@ -17,7 +17,7 @@ from kvferry.integrations.simulate.engine import Failure, Outcome, Outcomes, run
 from kvferry.integrations.simulate.processes import run_processes
 from kvferry.integrations.simulate.ray_engine import run_ray
 from kvferry.integrations.simulate.results import opened
-from kvferry.models.simulator.cell import Cell
+from kvferry.models.simulator.cell import Cell, run_cell
 from kvferry.models.simulator.spec import Watch
 
 
@@ -33,7 +33,7 @@ class Workforce:
         if self.engine == "ray":
             return run_ray(cells, self.ray_address)
         if min(self.jobs, len(cells)) > 1:
-            return run_processes(cells, min(self.jobs, len(cells)))
+            return run_processes(cells, min(self.jobs, len(cells)), run_cell)
         return run_here(cells, watch)
 
 

@@ -82,8 +82,8 @@ def scan(measure: Callable[[float], Point], rule: ScanRule = SCAN) -> Goodput:
             seen[place] = measure(rule.rate_rps(place))
         return seen[place]
 
-    _climb(lambda place: at(place).passes, rule)
-    _climb(lambda place: at(place).passes_fairly, rule)
+    climb(lambda place: at(place).passes, rule)
+    climb(lambda place: at(place).passes_fairly, rule)
     points = tuple(seen[place] for place in sorted(seen))
     return Goodput(
         goodput_rps=max((point.rate_rps for point in points if point.passes), default=0.0),
@@ -92,7 +92,7 @@ def scan(measure: Callable[[float], Point], rule: ScanRule = SCAN) -> Goodput:
     )
 
 
-def _climb(passes: Callable[[int], bool], rule: ScanRule) -> None:
+def climb(passes: Callable[[int], bool], rule: ScanRule) -> None:
     """In leaps to the first failure, from the last pass in smaller ones, and from there place by place."""
     passed = -1
     for stride in (rule.leap, max(1, round(math.sqrt(rule.leap)))):
