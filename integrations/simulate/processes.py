@@ -1,7 +1,9 @@
 """Cells in processes of this machine."""
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -33,7 +35,7 @@ def _pool(
 ) -> Generator[tuple[L, Outcome], None, None]:
     """Until all cells that wait are done, or the pool breaks: then `suspects` holds those it was at."""
     # Spawned: a fork would copy the threads and locks of the progress display.
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_deaf)
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_child)
     running: dict[Future[Result], L] = {}
     try:
         while (waiting or running) and not suspects:
@@ -69,6 +71,15 @@ def _outcome(cell: L, future: Future[Result]) -> Outcome | None:
         return failure(cell, error)
 
 
-def _deaf() -> None:
-    """Ctrl-C reaches the whole process group; only the parent answers it."""
+def _child() -> None:
+    """Ctrl-C reaches the whole process group; only the parent answers it. When the parent is killed, its
+    children would wait for work for ever: each holds the other end of the pipe that would tell them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow, daemon=True).start()
+
+
+def _follow() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
