@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from kvferry.models.workload.base import Workload
+from kvferry.models.workload.base import MAX_NEW_TOKENS, Workload
 from kvferry.models.workload.csv_rows import MOST
 from kvferry.models.workload.json_lines import read_objects
 from kvferry.models.workload.trace_file import TraceError, TraceFile
@@ -63,7 +63,7 @@ def read_decision_log(trace: TraceFile) -> Workload:
         if outcome.status != "ok" or not output:
             output = max(output, round(facts.expected_output_tokens))
         output = max(1, output)
-        rows.append((line.time, prompt, output, facts.max_new_tokens or output, facts.sequences))
+        rows.append((line.time, prompt, output, facts.max_new_tokens or MAX_NEW_TOKENS, facts.sequences))
     if not rows:
         raise TraceError(f"{trace.path} has no request")
     rows.sort(key=lambda row: row[0])

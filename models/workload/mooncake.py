@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from kvferry.models.workload.base import Workload
+from kvferry.models.workload.base import MAX_NEW_TOKENS, Workload
 from kvferry.models.workload.csv_rows import MOST
 from kvferry.models.workload.json_lines import read_objects
 from kvferry.models.workload.spread import spread, step_of
@@ -54,7 +54,7 @@ def read_mooncake(
         arrival_s=np.zeros(len(times_s)),
         prompt_tokens=np.array(prompts),
         output_tokens=np.array(outputs),
-        max_new_tokens=np.array(outputs),
+        max_new_tokens=np.full(len(times_s), MAX_NEW_TOKENS),
         block_tokens=block_tokens,
         block_ids=np.array(ids, dtype=np.int64),
         block_starts=np.concatenate(([0], np.cumsum(np.array(counts)))),

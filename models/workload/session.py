@@ -5,7 +5,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from kvferry.models.workload.base import Floats, Ints, Workload
+from kvferry.models.workload.base import MAX_NEW_TOKENS, Floats, Ints, Workload
 from kvferry.models.workload.lengths import Fixed, Lengths, whole
 
 ONE: Final = Fixed(1)
@@ -72,7 +72,7 @@ class Session:
             arrival_s=time_s[kept] - since_s,
             prompt_tokens=prompt[kept],
             output_tokens=output[kept],
-            max_new_tokens=output[kept],
+            max_new_tokens=np.full(len(kept), MAX_NEW_TOKENS),
             block_tokens=block_tokens,
             block_ids=ids,
             block_starts=block_starts,

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from kvferry.integrations.log.record import Chosen, DecisionRecord, Outcome, RequestFacts
+from kvferry.models.workload.base import MAX_NEW_TOKENS
 from kvferry.models.workload.reader import read
 from kvferry.models.workload.trace_file import TraceError
 
@@ -38,7 +39,7 @@ def test_records_as_requests_in_the_order_of_their_decisions(tmp_path: Path) -> 
     assert workload.arrival_s.tolist() == [0, 2.5]
     assert workload.prompt_tokens.tolist() == [50, 100]
     assert workload.output_tokens.tolist() == [9, 7]
-    assert workload.max_new_tokens.tolist() == [9, 64]
+    assert workload.max_new_tokens.tolist() == [MAX_NEW_TOKENS, 64]
     assert len(workload.block_ids) == 0
 
 

@@ -48,7 +48,8 @@ def test_mooncake_keeps_full_blocks_only_and_time_from_the_first(tmp_path: Path)
     assert workload.name == "trace"
     assert workload.arrival_s.tolist() == [0, 0, 3]
     assert workload.prompt_tokens.tolist() == [1024, 1300, 100]
-    assert workload.output_tokens.tolist() == workload.max_new_tokens.tolist() == [5, 52, 1]
+    assert workload.output_tokens.tolist() == [5, 52, 1]
+    assert len(set(workload.max_new_tokens.tolist())) == 1  # the trace does not say what clients asked for
     assert [workload.blocks_of(row) for row in range(3)] == [[0, 1], [0, 1], []]
     assert workload.block_tokens == 512
 
