@@ -15,7 +15,8 @@ ARRIVALS_WINDOW_S = 10.0
 
 @dataclass(slots=True)
 class Entry:
-    """One request on its way: new prompt tokens on `pre`, sequences and KV tokens on `dec`."""
+    """One request on its way: new prompt tokens on `pre`, which take it `prefill_s` as predicted, sequences
+    and KV tokens on `dec`."""
 
     pre: str
     dec: str
@@ -24,6 +25,7 @@ class Entry:
     sequences: float
     context_tokens: float
     start_s: float
+    prefill_s: float = 0.0
     first_token_s: float = math.inf
     end_s: float = math.inf
 
@@ -33,11 +35,13 @@ class Totals:
     prefill_tokens: float = 0.0
     decodes: float = 0.0
     context_tokens: float = 0.0
+    prefill_s: float = 0.0
 
 
 @dataclass(slots=True)
 class _Arrivals:
     rate: float = 0.0
+    share: float = 0.0
     time_s: float = 0.0
 
 
@@ -52,17 +56,22 @@ class Book:
     _open: dict[str, Entry] = field(default_factory=dict)
     _ended: deque[Entry] = field(default_factory=deque)
     _arrivals: dict[str, _Arrivals] = field(default_factory=dict)
+    _queues: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    _freed_s: dict[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._open)
 
     def start(self, key: str, entry: Entry) -> None:
         self._open[key] = entry
+        self._queues.setdefault(entry.pre, {})[key] = entry
         _add(self.now, entry, prefilled=False)
         if entry.path:
             self.moves[entry.path] = self.moves.get(entry.path, 0) + 1
         arrivals = self._arrivals.setdefault(entry.pre, _Arrivals(time_s=entry.start_s))
-        arrivals.rate = _decayed(arrivals, entry.start_s) + 1.0 / ARRIVALS_WINDOW_S
+        kept = _kept(arrivals, entry.start_s)
+        arrivals.rate = arrivals.rate * kept + 1.0 / ARRIVALS_WINDOW_S
+        arrivals.share = arrivals.share * kept + entry.prefill_s / ARRIVALS_WINDOW_S
         arrivals.time_s = entry.start_s
 
     def first_token(self, key: str) -> None:
@@ -72,6 +81,8 @@ class Book:
             return
         _add(self.now, entry, prefilled=False, sign=-1.0)
         entry.first_token_s = self.clock()
+        del self._queues[entry.pre][key]
+        self._freed_s[entry.pre] = entry.first_token_s
         _add(self.now, entry, prefilled=True)
         if entry.path:
             self.moves[entry.path] -= 1
@@ -86,6 +97,17 @@ class Book:
         self._ended.append(entry)
         while self._ended and self._ended[0].end_s < entry.end_s - HISTORY_S:
             self._ended.popleft()
+
+    def backlog_s(self, worker: str) -> float:
+        """Predicted seconds of prefill in flight on a worker, less what it must have done of the oldest
+        since that came or the one before it was done."""
+        queue = self._queues.get(worker)
+        if not queue:
+            return 0.0
+        oldest = next(iter(queue.values()))
+        since_s = max(oldest.start_s, self._freed_s.get(worker, -math.inf))
+        done_s = min(self.clock() - since_s, oldest.prefill_s)
+        return max(0.0, self.now[worker].prefill_s - done_s)
 
     def at(self, time_s: float, worker: str) -> Totals:
         """What was in flight on a worker at a moment within the last HISTORY_S."""
@@ -102,16 +124,24 @@ class Book:
     def arrivals_per_s(self, worker: str) -> float:
         """Recent dispatches to a worker, exponentially averaged over ARRIVALS_WINDOW_S."""
         arrivals = self._arrivals.get(worker)
-        return _decayed(arrivals, self.clock()) if arrivals else 0.0
+        return arrivals.rate * _kept(arrivals, self.clock()) if arrivals else 0.0
+
+    def prefill_share(self, worker: str) -> float:
+        """Part of a worker's time that recent dispatches take it to prefill, averaged likewise: known at
+        dispatch, seconds before its counters show it."""
+        arrivals = self._arrivals.get(worker)
+        return arrivals.share * _kept(arrivals, self.clock()) if arrivals else 0.0
 
 
 def _add(totals: dict[str, Totals], entry: Entry, *, prefilled: bool, sign: float = 1.0) -> None:
     pre, dec = totals.setdefault(entry.pre, Totals()), totals.setdefault(entry.dec, Totals())
     weight = sign if prefilled else sign * PROMISED
-    pre.prefill_tokens += 0.0 if prefilled else sign * entry.prefill_tokens
+    if not prefilled:
+        pre.prefill_tokens += sign * entry.prefill_tokens
+        pre.prefill_s += sign * entry.prefill_s
     dec.decodes += weight * entry.sequences
     dec.context_tokens += weight * entry.context_tokens
 
 
-def _decayed(arrivals: _Arrivals, now_s: float) -> float:
-    return arrivals.rate * math.exp(-max(0.0, now_s - arrivals.time_s) / ARRIVALS_WINDOW_S)
+def _kept(arrivals: _Arrivals, now_s: float) -> float:
+    return math.exp(-max(0.0, now_s - arrivals.time_s) / ARRIVALS_WINDOW_S)

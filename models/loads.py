@@ -40,11 +40,18 @@ def load_of(answer: Mapping[str, Any], time_s: float) -> Load:
 
 
 def with_foreign(
-    load: Load, role: Role, *known: Held, prefill_share: float, stall_s_per_token: float = 0.0
+    load: Load,
+    role: Role,
+    *known: Held,
+    measured_share: float,
+    own_share: float = 0.0,
+    stall_s_per_token: float = 0.0,
 ) -> Load:
     """`load` less what is `known` to have been in flight when it was taken: the rest is somebody else's.
 
-    Prefill workers run no decodes, and the KV they hold is that of prompts which are counted already.
+    Prefill workers run no decodes, and the KV they hold is that of prompts which are counted already. The
+    measured share of time in prefill is another average than that of own dispatches (`Book.prefill_share`):
+    somebody else's is what is beyond twice that.
     """
     decodes = load.running_requests + load.waiting_requests if role is not Role.PREFILL else 0
     context = load.used_tokens if role is not Role.PREFILL else 0
@@ -55,6 +62,6 @@ def with_foreign(
         ),
         foreign_decodes=max(0.0, decodes - sum(own.decodes for own in known)),
         foreign_context_tokens=max(0.0, context - sum(own.context_tokens for own in known)),
-        prefill_share=prefill_share,
+        prefill_share=max(0.0, measured_share - 2.0 * own_share),
         stall_s_per_token=stall_s_per_token,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvferry.policy.worker import Speed
+from kvferry.policy.worker import Speed, Worker
 
 MIN_PREFILL_TOKENS = 256.0  # fewer come from warm-up prompts, whose fixed cost says little
 MIN_DECODE_STEPS = 20.0
@@ -24,11 +24,14 @@ MAX_SHARE_WINDOW_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Prefilled tokens and the seconds they took; decode steps as moment sums over steps: count, sum b,
-    sum t, sum b^2, sum b t (b: batch size, t: microseconds)."""
+    """Prefilled tokens and the seconds they took; of those that the router sent itself, how many there were
+    and what the prior expected of them; decode steps as moment sums over steps: count, sum b, sum t,
+    sum b^2, sum b t (b: batch size, t: microseconds)."""
 
     tokens: float = 0.0
     busy_s: float = 0.0
+    sent_tokens: float = 0.0
+    expected_s: float = 0.0
     steps: tuple[float, ...] = (0.0,) * MOMENTS
 
     def plus(self, other: "Evidence", weight: float = 1.0, steps_weight: float | None = None) -> "Evidence":
@@ -36,6 +39,8 @@ class Evidence:
         return Evidence(
             self.tokens + weight * other.tokens,
             self.busy_s + weight * other.busy_s,
+            self.sent_tokens + weight * other.sent_tokens,
+            self.expected_s + weight * other.expected_s,
             tuple(mine + by * theirs for mine, theirs in zip(self.steps, other.steps, strict=True)),
         )
 
@@ -45,8 +50,9 @@ class Speedometer:
     """Reads total_prefill_uncached_tokens, total_prefill_busy_us and decode_moments of GET /v1/loads.
 
     What the counters gained is remembered with a time constant of MEMORY_S. Prefill speed is tokens over
-    busy time; decode steps are fitted as base + per_sequence * batch when batches varied, else their mean
-    is the base. Both are drawn towards workers of the same model, GPU and TP (`among`).
+    busy time; where the prior knows how prefill grows with length, it is the prior at the pace at which
+    the prompts sent there (`prefilled`) were computed. Decode steps are fitted as base + per_sequence *
+    batch when batches varied, else their mean is the base. Both are drawn towards workers that are `alike`.
     """
 
     prior: Speed
@@ -70,6 +76,14 @@ class Speedometer:
         self._last, self._last_s = now, time_s
         return self._speed(self.seen)
 
+    def prefilled(self, new_tokens: float, cached_tokens: float) -> None:
+        """A prompt of the router's own was computed there."""
+        prior = self.prior
+        expected_s = prior.prefill_base_s + new_tokens * (
+            prior.prefill_s_per_token + prior.prefill_s_per_token2 * (cached_tokens + 0.5 * new_tokens)
+        )
+        self.seen = self.seen.plus(Evidence(sent_tokens=new_tokens, expected_s=expected_s))
+
     def among(self, like: Iterable["Speedometer"]) -> Speed:
         """The speed, drawn towards that of workers like this one (itself among them)."""
         pool = Evidence()
@@ -80,7 +94,17 @@ class Speedometer:
 
     def _speed(self, evidence: Evidence) -> Speed:
         speed = self.prior
-        if evidence.tokens >= MIN_PREFILL_TOKENS and evidence.busy_s > 0:
+        known = evidence.tokens >= MIN_PREFILL_TOKENS and evidence.busy_s > 0
+        if known and self.prior.prefill_s_per_token2 > 0.0 and evidence.sent_tokens >= MIN_PREFILL_TOKENS:
+            pace = evidence.busy_s / evidence.tokens * evidence.sent_tokens / evidence.expected_s
+            speed = dataclasses.replace(
+                speed,
+                prefill_base_s=pace * speed.prefill_base_s,
+                prefill_s_per_token=pace * speed.prefill_s_per_token,
+                prefill_s_per_token2=pace * speed.prefill_s_per_token2,
+                reported=True,
+            )
+        elif known:
             speed = dataclasses.replace(
                 speed,
                 prefill_base_s=0.0,
@@ -98,6 +122,11 @@ class Speedometer:
                 reported=True,
             )
         return speed
+
+
+def alike(worker: Worker) -> tuple[object, ...]:
+    """What workers must have in common to be equally fast: chunks are what decodes share steps with."""
+    return worker.model, worker.role, worker.facts.get("gpu"), worker.layout.tp, worker.speed.chunk_tokens
 
 
 def _faded(seen: Evidence, factor: float) -> Evidence:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvferry.policy.candidates import Candidates, Floats, LinkOf
+from kvferry.policy.candidates import Bools, Candidates, Floats, LinkOf
 from kvferry.policy.worker import Worker
 
 
@@ -16,12 +16,14 @@ class State:
     Speeds are `Speed`'s coefficients. `foreign_*` is work that others put there, from the workers' own
     counters; `own_*` is work that kvferry routers dispatched and have not seen finished, exact at
     dispatch, so that stale counters cannot make routers herd (facts: 1 s of staleness without it costs
-    46% of goodput). `prefill_share`: part of recent time a worker spent prefilling. `stall_s_per_token`:
-    measured, 0 where nobody does (`Load`). `arrivals_per_s`: requests recently dispatched to it. `moves`
-    is [L]: moves in flight on each link. `link_slowness` is [L]: what a move takes there by what was seen,
-    over what the catalogue says of bytes and descriptors; 1: as it says. `ttft_bias` and `itl_bias` are
-    [2], colocated and split: ln(actual / predicted) of late, to be added to a prediction's logarithm.
-    Chunks, KV room and batch slots are at least 1, as `of` sees to.
+    46% of goodput). `own_prefill_s`: as predicted, less what must have been done of it by now.
+    `prefill_share`: part of time a worker spends prefilling, by recent dispatches and what others add.
+    `stall_s_per_token`: measured, 0 where nobody does (`Load`). `mixes_chunks`: as of `Worker`.
+    `arrivals_per_s`: requests recently dispatched to it. `moves` is [L]: moves in flight on each link.
+    `link_slowness` is [L]: what a move takes there by what was seen, over what the catalogue says of bytes
+    and descriptors; 1: as it says. `ttft_bias` and `itl_bias` are [2], colocated and split:
+    ln(actual / predicted) of late, to be added to a prediction's logarithm. Chunks, KV room and batch
+    slots are at least 1, as `of` sees to.
     """
 
     prefill_base_s: Floats
@@ -35,6 +37,7 @@ class State:
     max_total_tokens: Floats
     max_running_requests: Floats
     context_length: Floats
+    mixes_chunks: Bools
     foreign_prefill_tokens: Floats
     foreign_decodes: Floats
     foreign_context_tokens: Floats
@@ -42,6 +45,7 @@ class State:
     stall_s_per_token: Floats
     load_time_s: Floats
     own_prefill_tokens: Floats
+    own_prefill_s: Floats
     own_decodes: Floats
     own_context_tokens: Floats
     arrivals_per_s: Floats
@@ -74,6 +78,7 @@ class State:
             max_total_tokens=column(lambda w: max(1, w.max_total_tokens)),
             max_running_requests=column(lambda w: max(1, w.max_running_requests)),
             context_length=column(lambda w: w.context_length),
+            mixes_chunks=np.array([worker.mixes_chunks for worker in fleet], dtype=np.bool_),
             foreign_prefill_tokens=column(lambda w: w.load.foreign_prefill_tokens),
             foreign_decodes=column(lambda w: w.load.foreign_decodes),
             foreign_context_tokens=column(lambda w: w.load.foreign_context_tokens),
@@ -81,6 +86,7 @@ class State:
             stall_s_per_token=column(lambda w: w.load.stall_s_per_token),
             load_time_s=column(lambda w: w.load.time_s),
             own_prefill_tokens=np.zeros(count),
+            own_prefill_s=np.zeros(count),
             own_decodes=np.zeros(count),
             own_context_tokens=np.zeros(count),
             arrivals_per_s=np.zeros(count),

@@ -19,9 +19,10 @@ class Costs(Deferring):
 
     queue: before prefill starts, bootstrap included. transfer: only what prefill does not hide.
     admission: waiting for KV room and the decode queue, and half a decode step until the next one starts.
-    ttft = queue + prefill + transfer + repack + admission. itl: mean gap between tokens. harm_s: delay
-    put on others, in request-seconds (stalled decodes, a grown batch, the prefill queue behind). score:
-    expected SLO loss plus harm, the quantity minimised; cautious_score: the same at pessimistic terms.
+    ttft = queue + prefill + transfer + repack + admission, times what predictions of its mode were off by of
+    late (`State.ttft_bias`). itl: mean gap between tokens, corrected likewise. harm_s: delay put on others,
+    in request-seconds (stalled decodes, a grown batch, the prefill queue behind). score: expected SLO loss
+    plus harm, the quantity minimised; cautious_score: the same at pessimistic terms.
     """
 
     queue_s: Estimate

@@ -48,8 +48,8 @@ def predict(request: Request, cluster: Cluster) -> Prediction:
     """Terms of `request` under every plan of `cluster` (`standing` and `Link` have the formulas).
 
     transfer: chunks travel while later ones are computed, so the move ends at max over chunks i of
-    (compute done i + wire of chunks i..last); what exceeds the prefill is visible. ttft = queue +
-    prefill + transfer + repack + admission + itl / 2.
+    (compute done i + wire of chunks i..last); what exceeds the prefill is visible. ttft = (queue +
+    prefill + transfer + repack + admission + itl / 2) * exp(ttft_bias), itl likewise by its own.
     """
     table, state = cluster.candidates, cluster.state
     pre, dec = table.pre, table.dec
@@ -64,13 +64,16 @@ def predict(request: Request, cluster: Cluster) -> Prediction:
     descriptors = table.merged_descriptors * worker.chunks.take(pre)
     descriptors += moved * table.descriptors_per_token
     moves = state.moves.take(table.link_index)
+    slowness = state.link_slowness.take(table.link_index)
     posting = table.gamma_s * descriptors
     wire = moved_bytes * table.s_per_byte
     wire += posting
+    wire *= slowness
     contended = wire * moves
     wire += contended
     slow = moved_bytes * table.s_per_byte_slow
     slow += posting
+    slow *= slowness
     slow *= moves + 1.0
 
     terms = np.empty((6, len(pre)))
@@ -89,6 +92,10 @@ def predict(request: Request, cluster: Cluster) -> Prediction:
     np.add(_visible(wire, hidden), table.alpha_s, out=transfer)
     transfer += meeting
 
+    count = table.colocated_count
+    off_ttft, off_itl = np.exp(state.ttft_bias), np.exp(state.itl_bias)
+    itl[:count] *= off_itl[0]
+    itl[count:] *= off_itl[1]
     ttft = np.empty((2, len(pre)))
     median, cautious = ttft
     np.add.reduce(terms[:ITL], axis=0, out=median)
@@ -97,6 +104,8 @@ def predict(request: Request, cluster: Cluster) -> Prediction:
     cautious += slow - transfer
     cautious += (SLOW_COPY - 1.0) * repack
     cautious += (SLOW_ADMISSION - 1.0) * admission
+    ttft[:, :count] *= off_ttft[0]
+    ttft[:, count:] *= off_ttft[1]
     return Prediction(
         standing=worker,
         feasible=_feasible(cluster),
@@ -116,14 +125,15 @@ def costs_of(prediction: Prediction, cluster: Cluster, rows: Sequence[int], scor
     table, where = cluster.candidates, np.array(rows, dtype=np.intp)
     pre, dec = table.pre.take(where), table.dec.take(where)
     wide = 1.0 + Z90 * cluster.state.spread
-    columns = np.empty((14, len(rows)))
+    columns = np.empty((15, len(rows)))
     columns[:6] = prediction.terms.take(where, axis=1)
     columns[6], columns[7] = wide.take(pre), wide.take(dec)
     columns[8] = prediction.transfer_p90_s.take(where)
     columns[9] = prediction.ttft_s[0].take(where)
     columns[10] = prediction.standing.harm_s(pre, dec)
     columns[11:13] = scores.take(where, axis=1)
-    columns[13] = prediction.moved_bytes.take(where)
+    columns[13] = np.exp(cluster.state.ttft_bias).take(table.split.take(where))
+    columns[14] = prediction.moved_bytes.take(where)
     return [
         _costs(values, int(prediction.descriptors[row]), table.relations[row], table.path_classes[row])
         for row, values in zip(rows, columns.T.tolist(), strict=True)
@@ -132,7 +142,7 @@ def costs_of(prediction: Prediction, cluster: Cluster, rows: Sequence[int], scor
 
 def _costs(values: list[float], descriptors: int, relation: Relation | None, path_class: str) -> Costs:
     prefill, queue, transfer, repack, admission, itl = values[:6]
-    wide, wide_dec, slow_transfer, ttft, harm, score, cautious, moved_bytes = values[6:]
+    wide, wide_dec, slow_transfer, ttft, harm, score, cautious, off, moved_bytes = values[6:]
     slow_repack, slow_admission, slow_itl = SLOW_COPY * repack, SLOW_ADMISSION * admission, itl * wide_dec
     waited = (prefill + queue) * wide + slow_transfer + slow_repack + slow_admission
     return Costs(
@@ -141,7 +151,7 @@ def _costs(values: list[float], descriptors: int, relation: Relation | None, pat
         transfer_s=Estimate(transfer, slow_transfer),
         repack_s=Estimate(repack, slow_repack),
         admission_s=Estimate(admission + 0.5 * itl, slow_admission + 0.5 * slow_itl),
-        ttft_s=Estimate(ttft, waited + 0.5 * slow_itl),
+        ttft_s=Estimate(ttft, off * (waited + 0.5 * slow_itl)),
         itl_s=Estimate(itl, slow_itl),
         harm_s=Estimate(harm, harm * wide),
         score=score,

@@ -6,9 +6,9 @@ import numpy as np
 
 from kvferry.policy.candidates import Floats, Ints
 from kvferry.policy.cluster import Cluster, State
+from kvferry.policy.interference import MAX_PREFILL_SHARE, interference
 from kvferry.policy.request import Request
 
-MAX_PREFILL_SHARE = 0.9
 # Later arrivals count for 0.4 of themselves and at most 40: at full weight the rule pushes prefills
 # onto decode workers (facts/scoring study, pitfall 5).
 BEHIND_WEIGHT = 0.4
@@ -55,11 +55,9 @@ class Standing:
 def standing(request: Request, cluster: Cluster) -> Standing:
     """Every worker's terms (speeds: `Speed`).
 
-    wait = tokens ahead * s per token. admission: what KV tokens or batch slots are short of, over the rate
-    at which running requests free them (all of them once per output length). itl = step / (1 - share of
-    time in local prefills). A stall spreads over the tokens that running decodes have left: in all it is
-    new tokens * measured stall per token where the worker measures it, which counts what a prefill in
-    chunks truly holds up, and the whole prefill elsewhere.
+    wait = others' tokens ahead * s per token + own seconds ahead. admission: what KV tokens or batch slots
+    are short of, over the rate at which running requests free them (all of them once per output length).
+    What prefill does to those who decode is in `interference`.
     """
     table, state = cluster.candidates, cluster.state
     prompt, sequences = float(request.prompt_tokens), float(max(1, request.sequences))
@@ -78,14 +76,9 @@ def standing(request: Request, cluster: Cluster) -> Standing:
     prefill += state.prefill_s_per_token
     prefill *= new
     prefill += state.prefill_base_s
-    stall = prefill
-    measured = state.stall_s_per_token
-    if measured[measured.argmax()] > 0.0:
-        stall = np.where(measured > 0.0, measured * new, prefill)
     waits = np.empty((2, len(new)))
-    np.multiply(
-        state.foreign_prefill_tokens + state.own_prefill_tokens, state.prefill_s_per_token, out=waits[0]
-    )
+    np.multiply(state.foreign_prefill_tokens, state.prefill_s_per_token, out=waits[0])
+    waits[0] += state.own_prefill_s
     np.add(waits[0], prefill, out=waits[1])
 
     room, slots = state.max_total_tokens, state.max_running_requests
@@ -96,12 +89,10 @@ def standing(request: Request, cluster: Cluster) -> Standing:
     joining = np.minimum(slots - running, sequences)
     joined = joining * (prompt / sequences + 0.5 * output)
     joined += resident
-    awake = 1.0 - np.minimum(state.prefill_share, MAX_PREFILL_SHARE)
-    itls = np.empty((3, len(new)))
-    itl, stalled, grown = itls
-    np.divide(_step(state, running, resident), awake, out=itl)
-    np.divide(_step(state, running + joining, np.minimum(joined, room)), awake, out=grown)
-    np.add(stall * (1.0 / remaining), itl, out=stalled)
+    steps = np.empty((2, len(new)))
+    steps[0] = _step(state, running, resident)
+    steps[1] = _step(state, running + joining, np.minimum(joined, room))
+    decoding = interference(state, steps, running, new, prefill, waits[0], remaining)
 
     short = np.minimum(room, prompt + sequences * output)
     short += context
@@ -112,9 +103,9 @@ def standing(request: Request, cluster: Cluster) -> Standing:
     decodes /= slots
     np.maximum(short, decodes, out=short)
     np.maximum(short, 0.0, out=short)
-    short *= itl
+    short *= decoding.itls_s[0]
     short *= output
-    behind = waits[1] / awake
+    behind = waits[1] / (1.0 - np.minimum(state.prefill_share, MAX_PREFILL_SHARE))
     behind *= state.arrivals_per_s
     np.minimum(behind, BEHIND_MAX, out=behind)
     behind *= BEHIND_WEIGHT
@@ -125,10 +116,10 @@ def standing(request: Request, cluster: Cluster) -> Standing:
         chunk=chunk,
         last=1.0 - (chunks - 1.0) * chunk,
         prefill_s=prefill,
-        stall_s=stall,
+        stall_s=decoding.stall_s,
         admission_s=short,
         running=running,
-        itls_s=itls,
+        itls_s=decoding.itls_s,
         behind=behind,
         waits_s=waits,
         remaining_tokens=remaining,

@@ -68,7 +68,9 @@ class Worker:
     """One SGLang server. `id` is stable across restarts (its URL unless named otherwise).
 
     `transports`: the one it was started with first. `bootstrap_ports`: where a prefill worker listens for
-    each of them, when that is not `bootstrap_port`.
+    each of them, when that is not `bootstrap_port`. `mixes_chunks`: running decodes get a token with every
+    prefill chunk (SGLang's --enable-mixed-chunk; prefill on decode workers); else they wait until no prompt
+    does.
     """
 
     id: str
@@ -83,6 +85,7 @@ class Worker:
     bootstrap_ports: Mapping[str, int] = field(default_factory=dict)
     host: str = ""
     local_prefill: bool = False
+    mixes_chunks: bool = False
     max_total_tokens: int = 1 << 20
     max_running_requests: int = 256
     context_length: int = 1 << 20

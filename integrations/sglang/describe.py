@@ -10,7 +10,7 @@ from kvferry.models.model_catalogue import UnknownModelError, find_model, find_s
 from kvferry.models.speed_catalogue import UnknownSpeedError, find_speed
 from kvferry.policy.kvshape import KVShape, element_bytes
 from kvferry.policy.layout import KVLayout, LayoutOrder
-from kvferry.policy.worker import Load, Role, Speed, Worker
+from kvferry.policy.worker import Role, Speed, Worker
 
 _ROLES = {"null": Role.COLOCATED, "prefill": Role.PREFILL, "decode": Role.DECODE}
 UNLIMITED = 1 << 20
@@ -97,34 +97,15 @@ def with_plugin(worker: Worker, info: Mapping[str, Any], bootstrap_port: int | N
     plugin = PluginInfo.of(info)
     started_with = str(info.get("disaggregation_transfer_backend"))
     transports, ports = _transports(worker.role, started_with, plugin, info, bootstrap_port)
+    local = worker.role is Role.DECODE and plugin.on("local_prefill")
     instances = ",".join(plugin.instances) if plugin.on("telemetry") else ""
     return dataclasses.replace(
         worker,
         transports=transports,
         bootstrap_ports=ports,
-        local_prefill=worker.role is Role.DECODE and plugin.on("local_prefill"),
+        local_prefill=local,
+        mixes_chunks=local or bool(info.get("enable_mixed_chunk")),
         facts={**worker.facts, "plugin": plugin.version, "instances": instances},
-    )
-
-
-def load_of(answer: Mapping[str, Any], time_s: float) -> Load:
-    """Sum GET /v1/loads over the worker's DP ranks."""
-    ranks = answer.get("loads") or []
-
-    def total(name: str, section: str = "") -> int:
-        return sum(int((rank.get(section) or {} if section else rank).get(name) or 0) for rank in ranks)
-
-    return Load(
-        time_s=time_s,
-        running_requests=total("num_running_reqs"),
-        waiting_requests=total("num_waiting_reqs"),
-        waiting_uncached_tokens=total("num_waiting_uncached_tokens"),
-        used_tokens=total("num_total_tokens"),
-        bootstrap_queue=total("prefill_bootstrap_queue_reqs", "disaggregation"),
-        inflight_queue=total("prefill_inflight_queue_reqs", "disaggregation"),
-        prealloc_queue=total("decode_prealloc_queue_reqs", "disaggregation"),
-        transfer_queue=total("decode_transfer_queue_reqs", "disaggregation"),
-        retracted_queue=total("decode_retracted_queue_reqs", "disaggregation"),
     )
 
 

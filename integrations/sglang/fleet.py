@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from kvferry.integrations.log.record import Missing
 from kvferry.integrations.sglang.breaker import Breakers, uses
-from kvferry.integrations.sglang.describe import load_of, snapshot_times
+from kvferry.integrations.sglang.describe import snapshot_times
 from kvferry.integrations.sglang.kvevents import Holdings
 from kvferry.integrations.sglang.lessons import Lessons, path_of
 from kvferry.integrations.sglang.plugin.wire import LocalLoad, WorkerRecord
@@ -17,29 +17,19 @@ from kvferry.integrations.sglang.plugin_info import PluginInfo
 from kvferry.integrations.sglang.telemetry_shape import shape_told
 from kvferry.integrations.sglang.telemetry_stalls import StallMeter
 from kvferry.models.book import Book, Totals
+from kvferry.models.loads import Held, load_of, with_foreign
 from kvferry.models.prefix import BLOCK_TOKENS, PrefixIndex
 from kvferry.models.prefix_keys import PrefixKeys
-from kvferry.models.speedometer import Speedometer
+from kvferry.models.speedometer import Speedometer, alike
 from kvferry.policy.candidates import Candidates, Floats
 from kvferry.policy.cluster import Cluster, State
 from kvferry.policy.link import Link
-from kvferry.policy.worker import Role, Worker
+from kvferry.policy.worker import Worker
 
 MAX_PREFIX_BLOCKS = 1 << 17
 # A plugin sends its load every second: one that was silent for this long does not reach our store.
 UNHEARD_AFTER_S = 10.0
 NO_PLUGIN = PluginInfo()
-
-
-class Held(Protocol):
-    """Work in flight on one worker."""
-
-    @property
-    def prefill_tokens(self) -> float: ...
-    @property
-    def decodes(self) -> float: ...
-    @property
-    def context_tokens(self) -> float: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -69,13 +59,8 @@ class Member:
         return cls(worker, Speedometer(worker.speed), PrefixIndex(blocks), plugin=plugin, heard_s=now_s)
 
     def like(self, other: "Member") -> bool:
-        """Whether both should be equally fast: one model, GPU and TP."""
-        mine, theirs = self.worker, other.worker
-        return (mine.model, mine.facts.get("gpu"), mine.layout.tp) == (
-            theirs.model,
-            theirs.facts.get("gpu"),
-            theirs.layout.tp,
-        )
+        """Whether both should be equally fast."""
+        return alike(self.worker) == alike(other.worker)
 
     @property
     def caches_prefixes(self) -> bool:
@@ -190,21 +175,14 @@ class Fleet:
         member, now_s = self.members[worker_id], self.clock()
         member.meter.read(answer, now_s)
         speed = member.meter.among(other.meter for other in self.members.values() if other.like(member))
-        load = load_of(answer, now_s)
-        own = self.book.at(now_s - snapshot_age_s(answer), worker_id)
-        other = self.others().get(worker_id, Totals())
-        decodes = (
-            load.running_requests + load.waiting_requests if member.worker.role is not Role.PREFILL else 0
-        )
-        context = load.used_tokens if member.worker.role is not Role.PREFILL else 0
-        load = dataclasses.replace(
-            load,
-            foreign_prefill_tokens=max(
-                0.0, load.waiting_uncached_tokens - own.prefill_tokens - other.prefill_tokens
-            ),
-            foreign_decodes=max(0.0, decodes - own.decodes - other.decodes),
-            foreign_context_tokens=max(0.0, context - own.context_tokens - other.context_tokens),
-            prefill_share=member.meter.share if member.worker.can_colocate else 0.0,
+        colocates = member.worker.can_colocate
+        load = with_foreign(
+            load_of(answer, now_s),
+            member.worker.role,
+            self.book.at(now_s - snapshot_age_s(answer), worker_id),
+            self.others().get(worker_id, Totals()),
+            measured_share=member.meter.share if colocates else 0.0,
+            own_share=self.book.prefill_share(worker_id),
             stall_s_per_token=member.worker.load.stall_s_per_token,
         )
         member.worker = dataclasses.replace(member.worker, load=load, speed=speed)
@@ -238,8 +216,10 @@ class Fleet:
     def _of_now(self, model: str, table: Candidates, state: State) -> State:
         """`state` with work in flight, and what was learned."""
         count = len(table.workers)
-        prefill, decodes, context, arrivals = (np.zeros(count) for _ in range(4))
-        for held in (self.book.now, self.others()):
+        prefill, prefill_s, decodes, context, arrivals = (np.zeros(count) for _ in range(5))
+        share = state.prefill_share.copy()
+        others = self.others()
+        for held in (self.book.now, others):
             for worker_id, totals in held.items():
                 place = table.index.get(worker_id)
                 if place is not None:
@@ -248,6 +228,11 @@ class Fleet:
                     context[place] += totals.context_tokens
         for place, worker in enumerate(table.workers):
             arrivals[place] = self.book.arrivals_per_s(worker.id)
+            prefill_s[place] = self.book.backlog_s(worker.id)
+            if worker.can_colocate:
+                share[place] += self.book.prefill_share(worker.id)
+            if worker.id in others:  # routers tell each other tokens
+                prefill_s[place] += others[worker.id].prefill_tokens * worker.speed.prefill_s_per_token
         moves: Floats = state.moves
         slowness: Floats = state.link_slowness
         if table.links:
@@ -257,6 +242,8 @@ class Fleet:
         return dataclasses.replace(
             state,
             own_prefill_tokens=prefill,
+            own_prefill_s=prefill_s,
+            prefill_share=share,
             own_decodes=decodes,
             own_context_tokens=context,
             arrivals_per_s=arrivals,

@@ -96,6 +96,7 @@ class Passage:
         """The prompt is computed and its KV has arrived."""
         if self.prefilled_s is None:
             self.prefilled_s = self.ferry.clock()
+            self._metered()
         self.ferry.book.first_token(self._key)
         self.ferry.fleet.lessons.arrived(self._key)
         self.ferry.sink.lease_prefill_done(self._key)
@@ -104,6 +105,14 @@ class Passage:
         if self.first_s is None:
             self.first_s = self.ferry.clock()
             self.prefilled()
+
+    def _metered(self) -> None:
+        assert self.decision is not None
+        pre, request = ends(self.decision.plan)[0], self.request
+        member = self.ferry.fleet.members.get(pre)
+        if member is not None:
+            held = request.held_tokens.get(pre, 0)
+            member.meter.prefilled(max(request.prompt_tokens - held, request.sequences), held)
 
     def give_up(self) -> None:
         """This plan failed before its first byte."""
@@ -165,7 +174,16 @@ class Passage:
             fleet.breakers.tried(plan.key)
         self.ferry.book.start(
             self._key,
-            Entry(pre, dec, path, new, request.sequences, context, start_s=self.ferry.clock()),
+            Entry(
+                pre,
+                dec,
+                path,
+                new,
+                request.sequences,
+                context,
+                start_s=self.ferry.clock(),
+                prefill_s=decision.costs.prefill_s.p50,
+            ),
         )
         entries = [LeaseEntry(dec, 0, request.sequences, context), LeaseEntry(pre, new, 0, 0)]
         if pre == dec:

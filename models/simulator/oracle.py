@@ -59,6 +59,7 @@ class Foresight:
             ),
             foreign_context_tokens=np.array([float(load["num_used_tokens"]) for load in loads]),
             own_prefill_tokens=np.zeros(len(places)),
+            own_prefill_s=np.zeros(len(places)),
             own_decodes=np.zeros(len(places)),
             own_context_tokens=np.zeros(len(places)),
             **{

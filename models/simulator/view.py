@@ -22,7 +22,7 @@ from kvferry.models.simulator.spec import ClusterSpec, EngineSpec, SLORule
 from kvferry.models.simulator.trip import Carriage, Trip
 from kvferry.models.simulator.world import path_of
 from kvferry.models.speed_catalogue import UnknownSpeedError, find_speed
-from kvferry.models.speedometer import Speedometer
+from kvferry.models.speedometer import Speedometer, alike
 from kvferry.policy.candidates import Candidates
 from kvferry.policy.cluster import Cluster, State
 from kvferry.policy.layout import KVLayout
@@ -51,6 +51,7 @@ def worker_of(spec: EngineSpec, transport: str) -> Worker:
         transports=() if spec.role is Role.COLOCATED else (transport,),
         host=spec.host or spec.id,
         local_prefill=spec.local_prefill,
+        mixes_chunks=spec.mixed_chunk,
         max_total_tokens=spec.max_total_tokens,
         max_running_requests=spec.max_running_requests,
         speed=dataclasses.replace(prior, chunk_tokens=spec.chunk_tokens),
@@ -112,9 +113,11 @@ class RouterView:
             own = self.book.now.get(name)
             if own is not None:
                 state.own_prefill_tokens[place] = own.prefill_tokens
+                state.own_prefill_s[place] = self.book.backlog_s(name)
                 state.own_decodes[place] = own.decodes
                 state.own_context_tokens[place] = own.context_tokens
             state.arrivals_per_s[place] = self.book.arrivals_per_s(name)
+            state.prefill_share[place] = self._foreign_share[place] + self._own_share(name)
         if self._paths:
             moves = self.book.moves
             for place, path_key in enumerate(self._path_keys):
@@ -149,6 +152,7 @@ class RouterView:
             1,
             context,
             start_s=self._events.now_s,
+            prefill_s=decision.costs.prefill_s.p50,
         )
         self.book.start(trip.key, entry)
         trip.bias = self.calibration.bias(split=trip.split)
@@ -156,6 +160,9 @@ class RouterView:
     def first_token(self, trip: Trip) -> None:
         """The prompt is computed and, if need be, moved."""
         self.book.first_token(trip.key)
+        request = trip.request
+        held = request.held_tokens.get(self.workers[trip.pre].id, 0)
+        self._meters[trip.pre].prefilled(max(1, request.prompt_tokens - held), held)
         for place in dict.fromkeys((trip.pre, trip.dec)):
             prefixes = self._prefixes[place]
             if prefixes is not None:
@@ -201,13 +208,14 @@ class RouterView:
             speed = self._meters[place].among(
                 meter
                 for meter, other in zip(self._meters, self.workers, strict=True)
-                if (other.facts["gpu"], other.layout.tp) == (worker.facts["gpu"], worker.layout.tp)
+                if alike(other) == alike(worker)
             )
             load = with_foreign(
                 load_of({"loads": [answer]}, taken_s),
                 worker.role,
                 self.book.at(taken_s, worker.id),
-                prefill_share=self._meters[place].share if worker.can_colocate else 0.0,
+                measured_share=self._meters[place].share if worker.can_colocate else 0.0,
+                own_share=self.book.prefill_share(worker.id),
             )
             self.workers[place] = dataclasses.replace(worker, speed=speed, load=load)
         self._refresh()
@@ -252,6 +260,10 @@ class RouterView:
             self.table, workers=tuple(self.workers[self._place[name]] for name in self._order)
         )
         self.state = State.of(self.table)
+        self._foreign_share = self.state.prefill_share.copy()
+
+    def _own_share(self, name: str) -> float:
+        return self.book.prefill_share(name) if self.workers[self._place[name]].can_colocate else 0.0
 
 
 def _key(path: Path) -> str:

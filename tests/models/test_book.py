@@ -113,3 +113,33 @@ def test_arrivals_average_to_the_rate_and_fade() -> None:
     before = book.arrivals_per_s("a")
     clock.now_s += 10.0
     assert book.arrivals_per_s("a") == pytest.approx(before / math.e)
+
+
+def test_a_backlog_is_what_was_predicted_less_what_must_be_done() -> None:
+    clock = Clock()
+    book = Book(clock)
+    for key in ("first", "second"):
+        book.start(key, Entry("a", "a", "", 100, 1, 200, start_s=clock(), prefill_s=2.0))
+    assert book.backlog_s("a") == pytest.approx(4.0)
+    clock.now_s += 1.5
+    assert book.backlog_s("a") == pytest.approx(2.5)
+    clock.now_s += 5.0  # the first is late: the second has not begun
+    assert book.backlog_s("a") == pytest.approx(2.0)
+    book.first_token("first")
+    clock.now_s += 0.5
+    assert book.backlog_s("a") == pytest.approx(1.5)
+    book.end("second")
+    assert book.backlog_s("a") == pytest.approx(0.0)
+    assert book.backlog_s("nobody") == 0.0
+
+
+def test_a_steady_stream_of_prefills_takes_its_share_of_time() -> None:
+    clock = Clock()
+    book = Book(clock)
+    for number in range(400):
+        book.start(str(number), Entry("a", "a", "", 100, 1, 200, start_s=clock(), prefill_s=0.06))
+        clock.now_s += 0.2
+    assert book.prefill_share("a") == pytest.approx(0.3, rel=0.03)
+    clock.now_s += 100.0
+    assert book.prefill_share("a") < 0.001
+    assert book.prefill_share("b") == 0.0

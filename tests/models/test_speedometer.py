@@ -1,13 +1,15 @@
 """Speed from cumulative counters: over polls, idleness and restarts."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.models.speedometer import Speedometer
-from kvferry.policy.worker import Speed
+from kvferry.models.speedometer import Speedometer, alike
+from kvferry.policy.kvshape import KVShape
+from kvferry.policy.worker import Role, Speed, Worker
 
 PRIOR = Speed(prefill_base_s=0.01, prefill_s_per_token=1e-3)
 
@@ -146,3 +148,28 @@ def test_a_worker_that_has_served_nothing_is_as_fast_as_its_like() -> None:
 
 def test_a_pool_without_evidence_leaves_the_prior() -> None:
     assert Speedometer(PRIOR).among([Speedometer(PRIOR)] * 3) == PRIOR
+
+
+def test_a_known_shape_keeps_its_form_at_the_pace_that_is_seen() -> None:
+    prior = Speed(prefill_base_s=0.01, prefill_s_per_token=1e-4, prefill_s_per_token2=1e-8)
+
+    def by_prior(new: float, cached: float = 0.0) -> float:
+        return 0.01 + 1e-4 * new + 1e-8 * new * (cached + new / 2)
+
+    meter = Speedometer(prior)
+    tokens, busy_s, speed = 0, 0.0, prior
+    for poll, new in enumerate([200, 40_000, 3_000] * 20):
+        tokens += new
+        busy_s += 1.7 * by_prior(new)
+        meter.prefilled(new, 0)
+        speed = meter.read(loads(tokens, busy_s), poll * 0.25)
+    found = speed.prefill_base_s, speed.prefill_s_per_token, speed.prefill_s_per_token2
+    assert found == pytest.approx((0.017, 1.7e-4, 1.7e-8), rel=0.02)
+
+
+def test_workers_with_other_chunks_or_roles_are_not_alike() -> None:
+    shape = KVShape(layers=1, kv_heads=1, head_dim=1)
+    one = Worker("a", "http://a", Role.DECODE, "m", shape, speed=Speed(chunk_tokens=512))
+    assert alike(one) == alike(replace(one, id="b", url="http://b"))
+    assert alike(one) != alike(replace(one, role=Role.COLOCATED))
+    assert alike(one) != alike(replace(one, speed=Speed(chunk_tokens=1024)))

@@ -34,30 +34,44 @@ class OnWorker:
             v.prefill_s_per_token * per_sequence
             + v.prefill_s_per_token2 * per_sequence * (self.held / self.seq + per_sequence / 2)
         )
-        self.wait = (w.load.foreign_prefill_tokens + s.own_prefill_tokens[i]) * v.prefill_s_per_token
+        self.wait = w.load.foreign_prefill_tokens * v.prefill_s_per_token + s.own_prefill_s[i]
         slots, room = w.max_running_requests, w.max_total_tokens
         decodes = 0 if w.role is Role.PREFILL else w.load.foreign_decodes + s.own_decodes[i]
         context = w.load.foreign_context_tokens + s.own_context_tokens[i]
         self.running = min(decodes, slots)
         resident = min(context, room)
         joining = min(self.seq, slots - self.running)
-        awake = 1 - min(w.load.prefill_share, 0.9)
-
-        def itl(batch: float, tokens: float) -> float:
-            step = v.decode_base_s + v.decode_s_per_sequence * batch + v.decode_s_per_context_token * tokens
-            return step / awake
-
-        self.itl = itl(self.running, resident)
-        joined = min(resident + joining * (self.prompt / self.seq + self.out / 2), room)
-        self.grown = itl(self.running + joining, joined)
+        share = min(w.load.prefill_share, 0.9)
+        queued = w.load.foreign_prefill_tokens + s.own_prefill_tokens[i]
         measured = w.load.stall_s_per_token
+        budget = max(v.chunk_tokens - self.running, 16)
+
+        def step(batch: float, tokens: float) -> float:
+            return v.decode_base_s + v.decode_s_per_sequence * batch + v.decode_s_per_context_token * tokens
+
+        def itl(pure: float, more: float) -> float:
+            if measured or not w.mixes_chunks:
+                held_s = measured * queued if measured else self.wait
+                stall_s = measured * self.new if measured else self.prefill
+                return pure / (1 - share) + (held_s + more * stall_s) / self.remaining
+            mixed = max(pure, budget * v.prefill_s_per_token)
+            background = 1 / (share / mixed + (1 - share) / pure)
+            mixed_steps = min((queued + more * self.new) / budget, self.remaining)
+            return (mixed_steps * mixed + (self.remaining - mixed_steps) * background) / self.remaining
+
+        alone = step(self.running, resident)
+        joined = min(resident + joining * (self.prompt / self.seq + self.out / 2), room)
+        self.itl, self.stalled = itl(alone, 0), itl(alone, 1)
+        self.grown = itl(step(self.running + joining, joined), 0)
         self.stall = measured * self.new if measured else self.prefill
-        self.stalled = self.itl + self.stall / self.remaining
+        if w.mixes_chunks and not measured:
+            mixed = max(alone, budget * v.prefill_s_per_token)
+            self.stall = self.new / budget * (mixed - alone)
         missing_tokens = context + min(self.prompt + self.seq * self.out, room) - room
         missing_slots = decodes + self.seq - slots
         short = max(missing_tokens / max(resident, 1), missing_slots / slots, 0)
         self.admission = short * self.out * self.itl
-        self.behind = 0.4 * min(s.arrivals_per_s[i] * (self.wait + self.prefill) / awake, 40)
+        self.behind = 0.4 * min(s.arrivals_per_s[i] * (self.wait + self.prefill) / (1 - share), 40)
 
 
 def visible(wire: float, at: OnWorker) -> float:
@@ -94,7 +108,7 @@ def terms(request: Request, cluster: Cluster, plan: Plan) -> dict[str, float]:
         descriptors = relation.descriptors_per_token * tokens
         if link.merges_runs and relation.kind is RelationKind.DIRECT:
             descriptors = relation.descriptors_per_token * page * math.ceil(pre.new / src.speed.chunk_tokens)
-        crowd = 1 + state.moves[table.link_index[row]]
+        crowd = (1 + state.moves[table.link_index[row]]) * state.link_slowness[table.link_index[row]]
         posting = link.gamma_s_per_descriptor * descriptors
         meeting = link.first_contact_s + link.registration_s_per_byte * moved
         low = min(link.beta_low_bytes_per_s, link.beta_bytes_per_s)
@@ -104,31 +118,29 @@ def terms(request: Request, cluster: Cluster, plan: Plan) -> dict[str, float]:
         slow = 3 * link.alpha_s + visible(slow_wire, pre) + meeting
         if relation.kind is RelationKind.STAGED:
             repack = 2 * moved / 100e9
-    ttft = pre.wait + pre.prefill + transfer + repack + dec.admission + dec.grown / 2
+    itl = dec.grown * math.exp(state.itl_bias[int(split)])
+    biased = math.exp(state.ttft_bias[int(split)])
+    ttft = pre.wait + pre.prefill + transfer + repack + dec.admission + itl / 2
     cautious_ttft = (
-        pre.wait * (1 + 1.2816 * pre.spread)
-        + pre.prefill
-        + slow
-        + 2 * repack
-        + 2 * dec.admission
-        + dec.grown / 2
+        pre.wait * (1 + 1.2816 * pre.spread) + pre.prefill + slow + 2 * repack + 2 * dec.admission + itl / 2
     )
+    ttft, cautious_ttft = biased * ttft, biased * cautious_ttft
     slo = request.slo
-    shared = g(dec.grown, slo.itl_s, 0.18, 0.9)
-    shared += pre.running * (g(pre.stalled, slo.itl_s, 0.18, 0.9) - g(pre.itl, slo.itl_s, 0.18, 0.9))
-    shared += dec.running * (g(dec.grown, slo.itl_s, 0.18, 0.9) - g(dec.itl, slo.itl_s, 0.18, 0.9))
-    shared += pre.behind * (g(pre.wait + pre.prefill, slo.ttft_s, 0.335) - g(pre.wait, slo.ttft_s, 0.335))
+    shared = g(dec.grown, slo.itl_s, 0.1, 0.97)
+    shared += pre.running * (g(pre.stalled, slo.itl_s, 0.1, 0.97) - g(pre.itl, slo.itl_s, 0.1, 0.97))
+    shared += dec.running * (g(dec.grown, slo.itl_s, 0.1, 0.97) - g(dec.itl, slo.itl_s, 0.1, 0.97))
+    shared += pre.behind * (g(pre.wait + pre.prefill, slo.ttft_s, 0.25) - g(pre.wait, slo.ttft_s, 0.25))
     return {
         "prefill": pre.prefill,
         "queue": pre.wait,
         "transfer": transfer,
         "repack": repack,
         "admission": dec.admission,
-        "itl": dec.grown,
+        "itl": itl,
         "ttft": ttft,
         "cautious_ttft": cautious_ttft,
-        "score": g(ttft, slo.ttft_s, 0.335) + shared,
-        "cautious": g(cautious_ttft, slo.ttft_s, 0.335) + shared,
+        "score": g(ttft, slo.ttft_s, 0.25) + shared,
+        "cautious": g(cautious_ttft, slo.ttft_s, 0.25) + shared,
         "harm": pre.running * pre.stall
         + dec.running * (dec.grown - dec.itl) * dec.remaining
         + pre.behind * pre.prefill,

@@ -121,7 +121,7 @@ def test_random_by_workers_is_weighted_by_worker_count() -> None:
 def test_own_work_in_flight_counts_before_any_report_does() -> None:
     world = cluster([worker(Role.COLOCATED, name) for name in ("a", "b")])
     assert base.make("always_colocated").decide(ask(), world).plan.key == "colocated:a"
-    world.state.own_prefill_tokens[world.candidates.index["a"]] = 1.0
+    world.state.own_prefill_s[world.candidates.index["a"]] = 1e-3
     for policy in ("always_colocated", "least_load", "kvferry"):
         assert base.make(policy).decide(ask(), world).plan.key == "colocated:b"
 

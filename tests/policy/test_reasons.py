@@ -109,7 +109,7 @@ def test_kv_pressure() -> None:
 
 
 def test_no_slot_is_pressure_too() -> None:
-    decision = decide(ask(4000), trio(load=busy(20), max_running_requests=16))
+    decision = decide(ask(4000, slo=SLO(ttft_s=0.5)), trio(load=busy(20), max_running_requests=16))
     assert (decision.mode, decision.reason) == (Mode.SPLIT, Reason.KV_PRESSURE)
 
 
@@ -136,7 +136,8 @@ def test_a_gain_that_is_certain_but_small_is_for_long_prompts_only(
     tokens: int, mode: Mode, reason: Reason
 ) -> None:
     fleet = trio(load=busy(0, prefill_tokens=0.5 * tokens + 2000))
-    decision = decide(ask(tokens, slo=SLO(ttft_s=60.0)), fleet)
+    # a long answer, over which the queue's hold on its own first tokens spreads
+    decision = decide(ask(tokens, slo=SLO(ttft_s=60.0), expected_output_tokens=4000.0), fleet)
     assert (decision.mode, decision.reason) == (mode, reason)
     assert decision.safe_rule == "length_threshold(2048)"
     eager = ExpectedLoss(min_gain=0.0).decide(ask(tokens, slo=SLO(ttft_s=60.0)), cluster(fleet))

@@ -121,6 +121,7 @@ def fleets(draw: st.DrawFn, same_layout: bool = False) -> list[Worker]:
                     ),
                     bootstrap_port=1 if same_layout else draw(st.sampled_from([1, 1, 1, None])),
                     local_prefill=draw(st.booleans()),
+                    mixes_chunks=draw(st.booleans()),
                     healthy=True if same_layout else draw(st.sampled_from([True, True, True, False])),
                     max_total_tokens=draw(st.sampled_from([20_000, 1_000_000])),
                     max_running_requests=draw(st.sampled_from([8, 256])),
@@ -170,9 +171,13 @@ def clusters(draw: st.DrawFn, same_layout: bool = False) -> Cluster:
     state = replace(
         state,
         own_prefill_tokens=column(5e4),
+        own_prefill_s=column(20),
         own_decodes=column(50),
         own_context_tokens=column(3e5),
         arrivals_per_s=column(20),
         moves=np.floor(column(5, len(state.moves))),
+        link_slowness=1.0 + column(9, len(state.moves)),
+        ttft_bias=column(1.1, 2) - column(0.7, 2),
+        itl_bias=column(1.1, 2) - column(0.7, 2),
     )
     return Cluster(table, state, time_s=draw(st.floats(0, 30)))

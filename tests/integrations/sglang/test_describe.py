@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from kvferry.integrations.sglang.describe import NotAWorkerError, load_of, worker_of
+from kvferry.integrations.sglang.describe import NotAWorkerError, worker_of
 from kvferry.integrations.sglang.fleet import snapshot_age_s
+from kvferry.models.loads import load_of
 from kvferry.policy.layout import LayoutOrder
 from kvferry.policy.worker import Role
 

@@ -13,9 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kvferry.integrations.sglang.describe import load_of, worker_of
+from kvferry.integrations.sglang.describe import worker_of
 from kvferry.integrations.sglang.simulated.cluster import SimulatedCluster
 from kvferry.integrations.sglang.simulated.options import SimulationOptions
+from kvferry.models.loads import load_of
 from kvferry.policy.worker import Role
 
 
