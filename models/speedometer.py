@@ -58,6 +58,7 @@ class Speedometer:
     prior: Speed
     share: float = 0.0
     seen: Evidence = field(default_factory=Evidence)
+    _sent: Evidence = field(default_factory=Evidence)
     _last: Evidence = field(default_factory=Evidence)
     _last_s: float | None = None
 
@@ -72,7 +73,8 @@ class Speedometer:
             self.seen = _faded(self.seen, math.exp(-elapsed_s / MEMORY_S))
             weight = min(1.0, elapsed_s / MAX_SHARE_WINDOW_S)
             self.share += weight * (min(1.0, gained.busy_s / elapsed_s) - self.share)
-        self.seen = self.seen.plus(gained)
+        self.seen = self.seen.plus(gained).plus(self._sent)
+        self._sent = Evidence()
         self._last, self._last_s = now, time_s
         return self._speed(self.seen)
 
@@ -82,7 +84,7 @@ class Speedometer:
         expected_s = prior.prefill_base_s + new_tokens * (
             prior.prefill_s_per_token + prior.prefill_s_per_token2 * (cached_tokens + 0.5 * new_tokens)
         )
-        self.seen = self.seen.plus(Evidence(sent_tokens=new_tokens, expected_s=expected_s))
+        self._sent = self._sent.plus(Evidence(sent_tokens=new_tokens, expected_s=expected_s))
 
     def among(self, like: Iterable["Speedometer"]) -> Speed:
         """The speed, drawn towards that of workers like this one (itself among them)."""
