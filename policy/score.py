@@ -25,7 +25,7 @@ LOGISTIC = 1.702
 # How far from its prediction a delay ends up, and where decodes begin to count as lost. The study had 0.335,
 # 0.18 and 0.9; with queues in seconds and decodes that share steps with chunks, predictions are closer.
 # Tuned in the simulator on the first half of each trace.
-TTFT_SIGMA = 0.25
+TTFT_SIGMA = 0.3
 ITL_SIGMA = 0.1
 ITL_MARGIN = 0.97
 LINEAR = 0.1

@@ -42,7 +42,7 @@ class Admission:
         while budget > 0 and waiting:
             job = waiting[0]
             if not job.admitted and not self._let_in(job, len(chunks)):
-                if self._holds_any:
+                if self._holds_any and not self._too_large(job):
                     break
                 failed.append(waiting.popleft())
                 continue
@@ -62,7 +62,7 @@ class Admission:
             if self._let_in(job):
                 self.expected.add(job)
                 granted.append(job)
-            elif self._holds_any or self.expected or self.aside:
+            elif (self._holds_any or self.expected or self.aside) and not self._too_large(job):
                 break
             else:
                 failed.append(job)
@@ -76,11 +76,22 @@ class Admission:
             back.append(self.aside.popleft())
         return back
 
+    def put_back(self, job: Job) -> None:
+        """A retracted decode is the next to be let in; a prompt half computed goes on before it."""
+        if not self._spec.prefills:
+            self.aside.appendleft(job)
+        else:
+            self.waiting.insert(1 if self.waiting and self.waiting[0].admitted else 0, job)
+
     def take_in(self) -> list[Job]:
         """Expected requests whose KV has come."""
         arrived, self.arrived = self.arrived, []
         self.expected.difference_update(arrived)
         return arrived
+
+    def jobs(self) -> list[Job]:
+        """All that wait for something."""
+        return [*self.waiting, *self.prealloc, *self.expected, *self.arrived, *self.aside]
 
     def bury(self) -> None:
         """Let go of aborted requests and of what they hold."""
@@ -103,6 +114,9 @@ class Admission:
             job.private_tokens += job.generated
         self._kv.free(job)
         job.admitted = False
+
+    def _too_large(self, job: Job) -> bool:
+        return job.prompt_tokens + job.generated > self._kv.capacity_tokens
 
     @property
     def _holds_any(self) -> bool:

@@ -77,6 +77,8 @@ class Engine:
         self.admission = Admission(spec, self.kv, self.batch)
         self._chunks: list[tuple[Job, int]] = []
         self._event: Event | None = None
+        self._turning = False  # at a step boundary: hooks that ask for more are heard at its end
+        self._asked = False
         self._jump: tuple[float, float, float, int] | None = None  # start, first step, growth, steps
 
     def submit(self, job: Job) -> None:
@@ -106,6 +108,8 @@ class Engine:
 
     def abort(self, job: Job) -> None:
         """Forget a request that has not ended, wherever it stands; no hook is called for it any more."""
+        if job.gone:
+            return
         job.gone = True
         self.held.discard(job)
         self.admission.gone.append(job)
@@ -114,6 +118,8 @@ class Engine:
     def die(self) -> None:
         """Everything here is lost, and nothing more happens until `revive`."""
         self.alive = False
+        for job in (*self.admission.jobs(), *self.batch.jobs(), *self.held, *(job for job, _ in self._chunks)):
+            job.gone = True
         if self._event is not None:
             self._event.cancel()
 
@@ -154,7 +160,9 @@ class Engine:
         """Something has changed: begin a step if none runs, or let a jump end with the step in progress."""
         if not self.alive:
             return
-        if self._event is None:
+        if self._turning:
+            self._asked = True
+        elif self._event is None:
             self._next()
         elif self._jump is not None:
             start_s, first_s, growth_s, count = self._jump
@@ -172,11 +180,9 @@ class Engine:
         return min(count, steps_within(self.events.now_s - start_s, first_s, growth_s))
 
     def _next(self) -> None:
-        """At a step boundary: let in what has come, and begin the next step.
-
-        Until that is scheduled the event that led here stands, so that what hooks ask for is queued only.
-        """
+        """At a step boundary: let in what has come, and begin the next step."""
         self._jump = None
+        self._turning, self._asked = True, False
         desk, batch = self.admission, self.batch
         failed: list[Job] = []
         if desk.gone:
@@ -186,16 +192,18 @@ class Engine:
                 self._join(job)
         if desk.prealloc:
             for job in desk.grant(failed):
-                self._hooks.granted(self, job)
+                if not job.gone:
+                    self._hooks.granted(self, job)
         if desk.arrived:
             for job in desk.take_in():
+                self.kv.keep(job)
                 job.generated = 1
                 self._first(job)
                 self._join(job)
         short = batch.size > self.kv.room_tokens
         if short:
             self._retract()
-        chunks = desk.pick(failed) if desk.waiting and not short else []
+        chunks = desk.pick(failed) if desk.waiting and not (short and batch.size) else []
         pace = self._pace
         if self._sigma:
             pace *= math.exp(self._sigma * self._rng.gauss(0.0, 1.0))
@@ -213,6 +221,9 @@ class Engine:
             self._event = None
         for job in failed:
             self._fail(job)
+        self._turning = False
+        if self._asked:
+            self._poke()
 
     def _begin_mixed(self, chunks: list[tuple[Job, int]], pace: float) -> None:
         steps, batch = self._steps, self.batch
@@ -252,7 +263,7 @@ class Engine:
                 continue
             if prefill_only:
                 self._hooks.chunk(self, job, count + job.cached_tokens if first else count)
-            if job.to_compute <= 0:
+            if job.to_compute <= 0 and not job.gone:
                 self._computed(job)
         self._next()
 
@@ -279,11 +290,13 @@ class Engine:
 
     def _first(self, job: Job) -> None:
         job.first_token_s = self.events.now_s
-        self._hooks.first_token(self, job)
+        if not job.gone:
+            self._hooks.first_token(self, job)
 
     def _join(self, job: Job) -> None:
         if job.generated >= job.output_tokens:
             self.admission.settle(job, joined=False)
+            self._asked = True  # others may have waited for its room
             self._finish(job)
             return
         job.private_tokens -= job.generated
@@ -295,7 +308,8 @@ class Engine:
 
     def _finish(self, job: Job) -> None:
         job.end_s = self.events.now_s
-        self._hooks.finished(self, job)
+        if not job.gone:
+            self._hooks.finished(self, job)
 
     def _retract(self) -> None:
         while self.batch.size > self.kv.room_tokens:
@@ -303,13 +317,14 @@ class Engine:
             self.batch.leave(job)
             self.admission.settle(job)
             if not self.batch.size and not self.kv.used_tokens:
+                self._asked = True
                 self._fail(job)
                 continue
             job.retractions += 1
             self.retractions += 1
-            queue = self.admission.waiting if self.spec.prefills else self.admission.aside
-            queue.appendleft(job)
+            self.admission.put_back(job)
 
     def _fail(self, job: Job) -> None:
         job.end_s = self.events.now_s
-        self._hooks.failed(self, job)
+        if not job.gone:
+            self._hooks.failed(self, job)

@@ -129,7 +129,7 @@ def terms(request: Request, cluster: Cluster, plan: Plan) -> dict[str, float]:
     shared = g(dec.grown, slo.itl_s, 0.1, 0.97)
     shared += pre.running * (g(pre.stalled, slo.itl_s, 0.1, 0.97) - g(pre.itl, slo.itl_s, 0.1, 0.97))
     shared += dec.running * (g(dec.grown, slo.itl_s, 0.1, 0.97) - g(dec.itl, slo.itl_s, 0.1, 0.97))
-    shared += pre.behind * (g(pre.wait + pre.prefill, slo.ttft_s, 0.25) - g(pre.wait, slo.ttft_s, 0.25))
+    shared += pre.behind * (g(pre.wait + pre.prefill, slo.ttft_s, 0.3) - g(pre.wait, slo.ttft_s, 0.3))
     return {
         "prefill": pre.prefill,
         "queue": pre.wait,
@@ -139,8 +139,8 @@ def terms(request: Request, cluster: Cluster, plan: Plan) -> dict[str, float]:
         "itl": itl,
         "ttft": ttft,
         "cautious_ttft": cautious_ttft,
-        "score": g(ttft, slo.ttft_s, 0.25) + shared,
-        "cautious": g(cautious_ttft, slo.ttft_s, 0.25) + shared,
+        "score": g(ttft, slo.ttft_s, 0.3) + shared,
+        "cautious": g(cautious_ttft, slo.ttft_s, 0.3) + shared,
         "harm": pre.running * pre.stall
         + dec.running * (dec.grown - dec.itl) * dec.remaining
         + pre.behind * pre.prefill,
