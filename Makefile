@@ -7,6 +7,7 @@ TORCH ?= torch==2.13.0
 DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
+DATA ?= ../shared/data
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -16,7 +17,7 @@ LINKS := .venv/links/kvferry
 NO_STACK = echo "pip cannot have SGLang's CPU stack here: it needs Linux on x86-64 and Python 3.11" >&2; exit 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check demo bench bench-plugin clean links mooncake-library redis-server
+.PHONY: help setup test check demo bench bench-plugin bench-simulator bench-policies clean links mooncake-library redis-server
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' $(MAKEFILE_LIST)
@@ -40,6 +41,13 @@ check: links
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=.venv/links $(BIN)/lint-imports
+
+bench-simulator: setup ## print how fast the simulator is, and how near to measured runs
+	$(BIN)/python benchmarks/simulator_speed.py $(DATA)/traces/mooncake_conversation.jsonl.gz
+	$(BIN)/python benchmarks/simulator_fidelity.py $(DATA)/perf
+
+bench-policies: setup ## compare kvferry with every public rule: an hour on two cores
+	$(BIN)/python benchmarks/policies.py --traces $(DATA)/traces $(BENCH_ARGS)
 
 clean: ## remove .venv and everything built
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .demo
