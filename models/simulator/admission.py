@@ -59,7 +59,7 @@ class Admission:
         granted: list[Job] = []
         while self.prealloc:
             job = self.prealloc[0]
-            if self._let_in(job):
+            if self._let_in(job, self._half_computed):
                 self.expected.add(job)
                 granted.append(job)
             elif (self._holds_any or self.expected or self.aside) and not self._too_large(job):
@@ -72,7 +72,7 @@ class Admission:
     def resume(self) -> list[Job]:
         """Retracted decodes for which there is room again."""
         back: list[Job] = []
-        while self.aside and self._let_in(self.aside[0], len(back), self.aside[0]):
+        while self.aside and self._let_in(self.aside[0], len(back) + self._half_computed, self.aside[0]):
             back.append(self.aside.popleft())
         return back
 
@@ -81,7 +81,7 @@ class Admission:
         if not self._spec.prefills:
             self.aside.appendleft(job)
         else:
-            self.waiting.insert(1 if self.waiting and self.waiting[0].admitted else 0, job)
+            self.waiting.insert(self._half_computed, job)
 
     def take_in(self) -> list[Job]:
         """Expected requests whose KV has come."""
@@ -117,6 +117,11 @@ class Admission:
 
     def _too_large(self, job: Job) -> bool:
         return job.prompt_tokens + job.generated > self._kv.capacity_tokens
+
+    @property
+    def _half_computed(self) -> int:
+        """Prompts that wait for their next chunk: one at most."""
+        return int(bool(self.waiting) and self.waiting[0].admitted)
 
     @property
     def _holds_any(self) -> bool:

@@ -118,7 +118,12 @@ class Engine:
     def die(self) -> None:
         """Everything here is lost, and nothing more happens until `revive`."""
         self.alive = False
-        for job in (*self.admission.jobs(), *self.batch.jobs(), *self.held, *(job for job, _ in self._chunks)):
+        for job in (
+            *self.admission.jobs(),
+            *self.batch.jobs(),
+            *self.held,
+            *(job for job, _ in self._chunks),
+        ):
             job.gone = True
         if self._event is not None:
             self._event.cancel()
