@@ -96,7 +96,7 @@ class Passage:
         """The prompt is computed and its KV has arrived."""
         if self.prefilled_s is None:
             self.prefilled_s = self.ferry.clock()
-            self._metered()
+            self._computed()
         self.ferry.book.first_token(self._key)
         self.ferry.fleet.lessons.arrived(self._key)
         self.ferry.sink.lease_prefill_done(self._key)
@@ -106,13 +106,17 @@ class Passage:
             self.first_s = self.ferry.clock()
             self.prefilled()
 
-    def _metered(self) -> None:
+    def _computed(self) -> None:
+        """What its workers have computed, and hold from now on."""
         assert self.decision is not None
-        pre, request = ends(self.decision.plan)[0], self.request
-        member = self.ferry.fleet.members.get(pre)
-        if member is not None:
+        members, request = self.ferry.fleet.members, self.request
+        pre, dec = ends(self.decision.plan)
+        if pre in members:
             held = request.held_tokens.get(pre, 0)
-            member.meter.prefilled(max(request.prompt_tokens - held, request.sequences), held)
+            members[pre].meter.prefilled(max(request.prompt_tokens - held, request.sequences), held)
+        for worker in dict.fromkeys((pre, dec)):
+            if worker in members and members[worker].caches_prefixes:
+                members[worker].prefixes.add(self.hashes)
 
     def give_up(self) -> None:
         """This plan failed before its first byte."""
@@ -258,12 +262,10 @@ class Passage:
         if not body.exact and outcome.prompt_tokens and body.samples == 1:
             ferry.ratio.learn(request.model, body.endpoint.value, body.prompt_units, outcome.prompt_tokens)
         pre, dec = ends(decision.plan)
-        for worker in dict.fromkeys((pre, dec)):
-            member = ferry.fleet.members.get(worker)
-            if member is not None and member.caches_prefixes:
-                if worker == pre and body.sequences == 1:  # a decode worker repeats what the other found
-                    self._learn_hit(member, (self.usage if pre == dec else self.prefill_usage).cached_tokens)
-                member.prefixes.add(self.hashes)
+        member = ferry.fleet.members.get(pre)
+        if member is not None and member.caches_prefixes and body.sequences == 1:
+            # a decode worker repeats what the other found
+            self._learn_hit(member, (self.usage if pre == dec else self.prefill_usage).cached_tokens)
         mode = decision.mode.value
         if isinstance(decision.plan, Split):
             ferry.metrics.moved_bytes.inc(decision.costs.moved_bytes)
