@@ -119,7 +119,7 @@ class Simulation:
         engine.die()
         self.view.health(place, healthy=False)
         self._met = {pair for pair in self._met if place not in pair}
-        for trip in [trip for trip in self._trips.values() if place in (trip.pre, trip.dec)]:
+        for trip in [trip for trip in self._trips.values() if trip.needs(place)]:
             self._again(trip, change.worker)
 
     # What engines tell
@@ -261,6 +261,7 @@ class Simulation:
         if trip.move is not None:
             trip.move.drop()
         trip.job, trip.prefill, trip.move, trip.carriage = None, None, None, None
+        trip.arrived_s = 0.0
         trip.excluded |= {trip.decision.plan.key, failed_worker}
         trip.tries += 1
         if trip.tries < MAX_TRIES:

@@ -66,3 +66,7 @@ class Trip:
     @property
     def key(self) -> str:
         return f"{self.row}/{self.tries}"
+
+    def needs(self, place: int) -> bool:
+        """Whether it is lost when that worker dies: a prefill worker whose KV has left is needed no more."""
+        return place == self.dec or (place == self.pre and not self.arrived_s)

@@ -69,12 +69,16 @@ def check_kv(engine: Engine) -> None:
     assert kv.private_tokens >= 0
     assert cache.idle_tokens >= 0
     assert kv.private_tokens + cache.tokens <= kv.capacity_tokens
-    assert all(users >= 0 for users in cache._locks.values())
+    assert engine.batch.size <= engine.spec.max_running_requests
+
+
+def check_sums(engine: Engine) -> None:
+    """What is kept up to date is what one would find by looking."""
+    cache = engine.kv.cache
     idle = {block for block, users in cache._locks.items() if not users}
     assert idle == set(cache._idle)
-    running = engine.batch.jobs()
-    assert engine.batch.size == len(running)
-    assert engine.batch.size <= engine.spec.max_running_requests
+    assert all(users >= 0 for users in cache._locks.values())
+    assert engine.batch.size == len(engine.batch.jobs())
 
 
 def check_empty(engine: Engine) -> None:
@@ -92,6 +96,7 @@ def run_checked(engine: Engine, until_s: float = 1e6) -> None:
     while (due_s := events.next_s) is not None and due_s <= until_s:
         events.run(due_s)
         check_kv(engine)
+        check_sums(engine)
 
 
 @dataclass
