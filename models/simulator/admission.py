@@ -1,11 +1,13 @@
 """Who is let in next on one engine: its queues, and the rule by which KV room is given out."""
 
 from collections import deque
+from typing import Any
 
 from kvferry.models.simulator.batch import Batch
 from kvferry.models.simulator.job import Job
 from kvferry.models.simulator.kv_room import KVRoom
 from kvferry.models.simulator.spec import EngineSpec
+from kvferry.policy.worker import Role
 
 MIN_BUDGET_TOKENS = 16
 
@@ -92,6 +94,22 @@ class Admission:
     def jobs(self) -> list[Job]:
         """All that wait for something."""
         return [*self.waiting, *self.prealloc, *self.expected, *self.arrived, *self.aside]
+
+    def told(self, held: int) -> dict[str, Any]:
+        """The queues, in the words of GET /v1/loads; `held` prompts wait for their KV to leave."""
+        role = self._spec.role
+        return {
+            "num_waiting_reqs": len(self.waiting),
+            "num_waiting_uncached_tokens": sum(job.to_compute for job in self.waiting),
+            "disaggregation": {
+                "mode": "null" if role is Role.COLOCATED else role.value,
+                "prefill_bootstrap_queue_reqs": 0,
+                "prefill_inflight_queue_reqs": held,
+                "decode_prealloc_queue_reqs": len(self.prealloc),
+                "decode_transfer_queue_reqs": len(self.expected),
+                "decode_retracted_queue_reqs": len(self.aside),
+            },
+        }
 
     def bury(self) -> None:
         """Let go of aborted requests and of what they hold."""

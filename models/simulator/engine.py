@@ -2,36 +2,18 @@
 
 import math
 import random
-from typing import Any, Protocol
+from typing import Any
 
 from kvferry.models.simulator.admission import Admission
 from kvferry.models.simulator.batch import Batch, steps_s, steps_within
 from kvferry.models.simulator.counters import Counters
 from kvferry.models.simulator.events import Event, Events
+from kvferry.models.simulator.hooks import Hooks
 from kvferry.models.simulator.job import Job
 from kvferry.models.simulator.kv_room import KVRoom
 from kvferry.models.simulator.spec import EngineSpec
 from kvferry.models.simulator.steps import StepTimes
 from kvferry.policy.worker import Role
-
-
-class Hooks(Protocol):
-    """What an engine tells; all at `events.now_s`."""
-
-    def granted(self, engine: "Engine", job: Job) -> None:
-        """Decode role: KV room is set aside; `job.cached_tokens` of its prompt are already there."""
-
-    def chunk(self, engine: "Engine", job: Job, tokens: int) -> None:
-        """Prefill role: `tokens` more of the prompt can travel, those found in the cache with the first."""
-
-    def first_token(self, engine: "Engine", job: Job) -> None:
-        """The first output token is out."""
-
-    def finished(self, engine: "Engine", job: Job) -> None:
-        """The last output token is out; prefill role: the prompt is computed, and held until `release`."""
-
-    def failed(self, engine: "Engine", job: Job) -> None:
-        """It does not fit into the KV room, however empty that is."""
 
 
 class Engine:
@@ -108,12 +90,11 @@ class Engine:
 
     def abort(self, job: Job) -> None:
         """Forget a request that has not ended, wherever it stands; no hook is called for it any more."""
-        if job.gone:
-            return
-        job.gone = True
-        self.held.discard(job)
-        self.admission.gone.append(job)
-        self._poke()
+        if not job.gone:
+            job.gone = True
+            self.held.discard(job)
+            self.admission.gone.append(job)
+            self._poke()
 
     def die(self) -> None:
         """Everything here is lost, and nothing more happens until `revive`."""
@@ -141,23 +122,13 @@ class Engine:
     def loads(self) -> dict[str, Any]:
         """A rank's entry in GET /v1/loads, as of now."""
         used = self.kv.used_tokens + self.batch.size * self._steps_begun()
-        role, desk = self.spec.role, self.admission
         return {
-            "num_running_reqs": self.batch.size + len(desk.arrived),
-            "num_waiting_reqs": len(desk.waiting),
-            "num_waiting_uncached_tokens": sum(job.to_compute for job in desk.waiting),
+            "num_running_reqs": self.batch.size + len(self.admission.arrived),
             "num_total_tokens": used,
             "num_used_tokens": used,
             "max_total_num_tokens": self.spec.max_total_tokens,
             "max_running_requests": self.spec.max_running_requests,
-            "disaggregation": {
-                "mode": "null" if role is Role.COLOCATED else role.value,
-                "prefill_bootstrap_queue_reqs": 0,
-                "prefill_inflight_queue_reqs": len(self.held),
-                "decode_prealloc_queue_reqs": len(desk.prealloc),
-                "decode_transfer_queue_reqs": len(desk.expected),
-                "decode_retracted_queue_reqs": len(desk.aside),
-            },
+            **self.admission.told(held=len(self.held)),
             **self.counters.told(),
         }
 
@@ -186,7 +157,6 @@ class Engine:
 
     def _next(self) -> None:
         """At a step boundary: let in what has come, and begin the next step."""
-        self._jump = None
         self._turning, self._asked = True, False
         desk, batch = self.admission, self.batch
         failed: list[Job] = []
@@ -274,12 +244,11 @@ class Engine:
 
     def _decoded(self, count: int) -> None:
         batch = self.batch
-        if not batch.size:
-            return
         self.kv.take(batch.size * count)
         batch.step(count)
         for job in batch.ended():
-            self._end(job)
+            self.admission.settle(job)
+            self._finish(job)
 
     def _computed(self, job: Job) -> None:
         self.kv.keep(job)
@@ -306,10 +275,6 @@ class Engine:
             return
         job.private_tokens -= job.generated
         self.batch.join(job)
-
-    def _end(self, job: Job) -> None:
-        self.admission.settle(job)
-        self._finish(job)
 
     def _finish(self, job: Job) -> None:
         job.end_s = self.events.now_s

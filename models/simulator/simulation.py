@@ -171,10 +171,8 @@ class Simulation:
             assert carriage is not None
             assert move is not None
             trip.computed_s = self.events.now_s
-            bounded = (
-                min(float(trip.request.prompt_tokens), carriage.window_tokens) * carriage.window_wire_bytes
-            )
-            move.offer(bounded + carriage.fixed_bytes, last=True)
+            in_window = min(float(trip.request.prompt_tokens), carriage.window_tokens)
+            move.offer(in_window * carriage.window_wire_bytes + carriage.fixed_bytes, last=True)
         elif trip.job is job:
             self._end(trip)
 
@@ -190,8 +188,7 @@ class Simulation:
             self.events.at(self._arrivals[row + 1], self._arrive, row + 1)
         blocks = self.workload.blocks_of(row)
         request = self.view.request(row, self._prompts[row], self._asked[row], blocks)
-        trip = Trip(row, request, blocks, self.events.now_s)
-        self._trips[row] = trip
+        trip = self._trips[row] = Trip(row, request, blocks, self.events.now_s)
         self._unanswered.append(trip)
         self._decide(trip)
 
@@ -206,8 +203,7 @@ class Simulation:
             self._give_up(trip)
             return
         plan = decision.plan
-        trip.decision = decision
-        trip.split = isinstance(plan, Split)
+        trip.decision, trip.split = decision, isinstance(plan, Split)
         if isinstance(plan, Split):
             trip.pre, trip.dec = self.view.place(plan.prefill), self.view.place(plan.decode)
         else:

@@ -5,8 +5,9 @@ import random
 from collections.abc import Callable, Sequence
 
 from kvferry.models.link_catalogue import load_links
-from kvferry.models.simulator.engine import Engine, Hooks
+from kvferry.models.simulator.engine import Engine
 from kvferry.models.simulator.events import Events
+from kvferry.models.simulator.hooks import Hooks
 from kvferry.models.simulator.network import Nic, reshare
 from kvferry.models.simulator.silicon import any_steps
 from kvferry.models.simulator.spec import ClusterSpec, EngineSpec, PathChange
