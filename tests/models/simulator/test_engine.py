@@ -218,18 +218,25 @@ def test_what_a_hook_asks_for_is_heard_within_a_step() -> None:
     assert later.end_s < first.end_s
 
 
-@pytest.mark.parametrize("aborted_s", [0.001, 0.03, 0.06, 0.2])
-def test_an_aborted_request_is_never_heard_of_again_not_even_in_its_last_step(aborted_s: float) -> None:
-    engine = engine_of(SPEC)
-    job = Job(0, 300, 3)
-    engine.submit(job)
-    engine.events.run(aborted_s)
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("part", [0.01, 0.3, 0.6, 0.9, 1.0 - 1e-6])
+def test_an_aborted_request_is_never_heard_of_again_even_in_its_last_step(role: Role, part: float) -> None:
+    def begun() -> tuple[Engine, Job]:
+        engine, job = engine_of(replace(SPEC, role=role)), Job(0, 300, 3)
+        (engine.expect if role is Role.DECODE else engine.submit)(job)
+        return engine, job
+
+    engine, job = begun()
+    engine.events.run()
+    whole_s = job.end_s if role is not Role.PREFILL else job.prefill_end_s
+    engine, job = begun()
+    engine.events.run(part * whole_s)
     words = heard(engine).of(job)
+    assert "finished" not in words
     engine.abort(job)
     engine.abort(job)
     engine.events.run()
-    if "finished" not in words:
-        assert heard(engine).of(job) == words
+    assert heard(engine).of(job) == words
     check_empty(engine)
 
 

@@ -109,11 +109,12 @@ def test_the_same_seed_gives_the_same_run_and_another_another(policy: str) -> No
 
 
 def digest() -> str:
-    """Of a run in which workers die and plans are given up."""
+    """Of runs in which workers die, plans are given up, and a policy draws."""
     cluster = cluster_of(2, 2, 2, each={"max_total_tokens": 20_000})
     changes = tuple(WorkerChange(2.0 + place, f"c{place}", alive=False) for place in range(2))
-    found = columns(run_of(cluster, workload_of(60, rate=30.0), changes=changes))
-    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+    workload = workload_of(40, rate=30.0)
+    found = [columns(run_of(cluster, workload, name, changes=changes)) for name in ("kvferry", "coin(0.5)")]
+    return hashlib.sha256(repr([sorted(each.items()) for each in found]).encode()).hexdigest()
 
 
 def test_a_run_does_not_depend_on_how_python_hashes() -> None:
