@@ -248,7 +248,7 @@ class Simulation:
         self._close(trip)
 
     def _again(self, trip: Trip, failed_worker: str) -> None:
-        """The attempt is lost: decide once more without what failed it."""
+        """The attempt is lost: decide once more without what failed it, unless its client has seen a token."""
         assert trip.decision is not None
         self.view.gave_up(trip)
         for place, job in ((trip.dec, trip.job), (trip.pre, trip.prefill)):
@@ -260,7 +260,7 @@ class Simulation:
         trip.arrived_s = 0.0
         trip.excluded |= {trip.decision.plan.key, failed_worker}
         trip.tries += 1
-        if trip.tries < MAX_TRIES:
+        if trip.tries < MAX_TRIES and not self.ledger.answered(trip.row):
             self._decide(trip)
         else:
             self._give_up(trip)

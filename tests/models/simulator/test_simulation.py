@@ -196,9 +196,12 @@ def test_a_conversation_is_found_in_the_cache_turn_by_turn() -> None:
 def test_a_worker_that_dies_loses_its_requests_to_others() -> None:
     cluster, workload = cluster_of(0, 0, 2, truth=QUIET), workload_of(30, rate=20.0)
     run = run_of(cluster, workload, changes=(WorkerChange(0.8, "c0", alive=False),))
-    assert run.ok.all()
     assert run.rescued.any()
+    assert run.ok[run.rescued > 0].all()
     assert (run.dec[run.rescued > 0] == 1).all()
+    # those whose clients had seen a token cannot be begun again
+    assert ((run.arrival_s + run.ttft_s)[~run.ok] <= 0.8).all()
+    assert not run.ok.all()
     alone = run_of(cluster_of(0, 0, 1), workload, changes=(WorkerChange(5.0, "c0", alive=False),))
     assert 0 < alone.ok.sum() < 30
 
