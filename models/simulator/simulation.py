@@ -248,7 +248,7 @@ class Simulation:
         self._close(trip)
 
     def _again(self, trip: Trip, failed_worker: str) -> None:
-        """The attempt is lost: decide once more without what failed it, unless its client has seen a token."""
+        """The attempt is lost: decide again without what failed it, unless its client has seen a token."""
         assert trip.decision is not None
         self.view.gave_up(trip)
         for place, job in ((trip.dec, trip.job), (trip.pre, trip.prefill)):

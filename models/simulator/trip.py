@@ -7,6 +7,7 @@ from kvferry.models.link_speed import Path
 from kvferry.models.simulator.job import Job
 from kvferry.models.simulator.network import Move
 from kvferry.policy.candidates import Candidates
+from kvferry.policy.costs import Costs
 from kvferry.policy.decision import Decision
 from kvferry.policy.request import Request
 
@@ -18,6 +19,7 @@ class Carriage:
     """What moving a split request's KV takes, and over which link (`policy.candidates` has the meanings)."""
 
     path: Path
+    s_per_byte: float
     wire_bytes: float
     window_wire_bytes: float
     window_tokens: float
@@ -34,6 +36,10 @@ class Carriage:
             Path(link.src_host, link.dst_host, link.transport),
             *(float(getattr(table, name)[row]) for name in cls.__slots__[1:]),
         )
+
+    def wire_s(self, costs: Costs) -> float:
+        """Seconds on the wire by the catalogue, with nothing else on it."""
+        return costs.moved_bytes * self.s_per_byte + costs.descriptors * self.gamma_s
 
 
 @dataclass(slots=True, eq=False)

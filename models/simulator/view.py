@@ -6,7 +6,6 @@ made of these alone.
 """
 
 import dataclasses
-import math
 import random
 from collections.abc import Iterable
 
@@ -73,7 +72,7 @@ class RouterView:
         self._path = path_of(spec)
         self._transport = spec.transport
         self._rng = random.Random(f"{seed}/router")
-        self._met: set[str] = set()
+        self._met: dict[str, tuple[int, int]] = {}
         self.workers = [worker_of(each, spec.transport) for each in spec.engines]
         self._place = {worker.id: place for place, worker in enumerate(self.workers)}
         self._meters = [Speedometer(worker.speed) for worker in self.workers]
@@ -139,7 +138,7 @@ class RouterView:
             path = trip.carriage.path
             path_key = _key(path)
             trip.moves_ahead = float(self.book.moves.get(path_key, 0))
-            wire_s = self._wire_s(decision.costs.moved_bytes, trip.moves_ahead)
+            wire_s = trip.carriage.wire_s(decision.costs) * (1.0 + trip.moves_ahead)
             due_s = self._events.now_s + decision.costs.queue_s.p90 + decision.costs.prefill_s.p90
             self.link_speeds.begin(trip.key, path, due_s, wire_s)
         held = request.held_tokens.get(pre.id, 0)
@@ -186,10 +185,10 @@ class RouterView:
             expected = trip.request.held_tokens.get(self.workers[trip.pre].id, 0)
             prefixes.correct(expected // self.block_tokens, cached_tokens // self.block_tokens)
         if trip.carriage is not None:
-            expected_s = self._wire_s(costs.moved_bytes, trip.moves_ahead)
+            expected_s = trip.carriage.wire_s(costs) * (1.0 + trip.moves_ahead)
             self.link_speeds.observe(trip.carriage.path, expected_s, move_s, self._events.now_s)
             if trip.decision.plan.key not in self._met:
-                self._met.add(trip.decision.plan.key)
+                self._met[trip.decision.plan.key] = (trip.pre, trip.dec)
                 self._build()
 
     def gave_up(self, trip: Trip) -> None:
@@ -230,7 +229,7 @@ class RouterView:
         if prefixes is not None:
             prefixes.clear()
         self.workers[place] = worker
-        self._met = {key for key in self._met if worker.id not in key}
+        self._met = {key: ends for key, ends in self._met.items() if place not in ends}
         self._build()
 
     def place(self, worker_id: str) -> int:
@@ -239,9 +238,6 @@ class RouterView:
     def _release(self, trip: Trip) -> None:
         self.book.end(trip.key)
         self.link_speeds.end(trip.key)
-
-    def _wire_s(self, moved_bytes: float, moves_ahead: float) -> float:
-        return moved_bytes / self._beta * (1.0 + moves_ahead)
 
     def _link(self, src: Worker, dst: Worker, transport: str) -> Link:
         return Link.of(self._path, src.host, dst.host, transport, units=min(src.layout.tp, dst.layout.tp))
@@ -252,7 +248,6 @@ class RouterView:
         self._row_of = {key: row for row, key in enumerate(self.table.keys)}
         self._paths = [Path(link.src_host, link.dst_host, link.transport) for link in self.table.links]
         self._path_keys = [_key(path) for path in self._paths]
-        self._beta = self.table.links[0].beta_bytes_per_s if self.table.links else math.inf
         self._refresh()
 
     def _refresh(self) -> None:
