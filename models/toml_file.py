@@ -13,6 +13,10 @@ class ConfigError(ValueError):
     """A configuration file cannot be used; the message names the file and the place."""
 
 
+class UnknownNameError(ConfigError):
+    """A name that is neither built in nor that of a file: a mistake in how a command was called."""
+
+
 def packaged(name: str) -> Path:
     """A file of `kvferry.configs`, from a wheel as from an editable install.
 

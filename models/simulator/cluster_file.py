@@ -10,7 +10,16 @@ from kvferry.models.link_catalogue import load_links
 from kvferry.models.simulator.silicon import any_steps
 from kvferry.models.simulator.spec import ClusterSpec, EngineSpec, SLORule, TruthSpec
 from kvferry.models.simulator.step_catalogue import UnknownStepsError, kv_room_tokens
-from kvferry.models.toml_file import ConfigError, entries, known_keys, number, packaged, read_toml, text
+from kvferry.models.toml_file import (
+    ConfigError,
+    UnknownNameError,
+    entries,
+    known_keys,
+    number,
+    packaged,
+    read_toml,
+    text,
+)
 from kvferry.policy.worker import Role
 
 BUILT_IN = ("4p4d", "4p4d-split", "2p2d4c", "8c")
@@ -38,7 +47,9 @@ def read_cluster(name_or_path: str) -> ClusterFile:
         return parse_cluster(read_toml(packaged(f"clusters/{name_or_path}.toml")), name_or_path, name_or_path)
     path = Path(name_or_path)
     if not path.suffix and not path.exists():
-        raise ConfigError(f"no cluster {name_or_path!r}: give a TOML file, or one of {', '.join(BUILT_IN)}")
+        raise UnknownNameError(
+            f"no cluster {name_or_path!r}: give a TOML file, or one of {', '.join(BUILT_IN)}"
+        )
     return parse_cluster(read_toml(path), str(path), path.stem)
 
 

@@ -67,6 +67,24 @@ def changes_of(events: Sequence[Event], cluster: ClusterSpec, duration_s: float)
     return tuple(sorted(found, key=lambda change: change.time_s))
 
 
+def without_effect(events: Sequence[Event], duration_s: float) -> list[str]:
+    """Why events do nothing in a run of `duration_s`: they come after its end, or a worker returns that did
+    not die before."""
+    told: list[str] = []
+    dead: set[str] = set()
+    for event in sorted(events, key=lambda event: event.time_s(duration_s)):
+        time_s = event.time_s(duration_s)
+        if time_s > duration_s:
+            told.append(f"{event.label} at {time_s:g} s: after the end of the run, at {duration_s:g} s")
+        elif event.what == "dies":
+            dead.add(event.worker)
+        elif event.what == "returns" and event.worker not in dead:
+            told.append(f"{event.label} at {time_s:g} s: it did not die before")
+        else:
+            dead.discard(event.worker if event.what == "returns" else "")
+    return told
+
+
 def needed_s(events: Sequence[Event], duration_s: float) -> float:
     """How much of a workload's own time comes within `duration_s` under `load_factor` events."""
     starts_s, rates, own_s = _stretches(events, duration_s)

@@ -1,6 +1,7 @@
 """A grid of comparisons: every combination of its axes is a cell."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -33,6 +34,7 @@ class ModelAxis:
     gpu: str
     tp: int
     kv_room_tokens: int
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,24 @@ class Grid:
 
 
 def expand(axes: Axes, name: str) -> Grid:
-    """All cells, those of one scenario beside each other. ConfigError when nothing is left."""
+    """All cells, those of one scenario beside each other. ConfigError when nothing is left, or two values of
+    an axis have one name: their cells would be told as one."""
+    _distinct("[[workload]]", (source.name for source in axes.sources))
+    _distinct("clusters", (file.spec.name for file in axes.clusters))
+    _distinct("[[model]]", (axis.label for axis in axes.models if axis))
+    _distinct("[[path]]", (path.name for path in axes.paths))
+    _distinct("[[slo]]", (slo_name for slo_name, _ in axes.slos))
     skipped: dict[str, None] = {}
     cells = list(_cells(axes, skipped))
     if not cells:
         raise ConfigError(f"grid {name!r} has no cell: {'; '.join(skipped) or 'an axis is empty'}")
     return Grid(name, tuple(cells), tuple(skipped))
+
+
+def _distinct(axis: str, names: Iterable[str]) -> None:
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise ConfigError(f'two {axis} are both called "{name}": give names')
 
 
 def _cells(axes: Axes, skipped: dict[str, None]) -> Iterator[Cell]:
@@ -82,7 +96,7 @@ def _cells(axes: Axes, skipped: dict[str, None]) -> Iterator[Cell]:
         labels: dict[str, str | int | float | None] = {
             "workload": source.name,
             "cluster": file.spec.name,
-            **({"model": model.model} if model else {}),
+            **({"model": model.label} if model else {}),
             **({"path": path.name} if path.name else {}),
             **({"slo": slo_name} if slo_name else {}),
             **({"chunk_tokens": chunk} if chunk is not None else {}),

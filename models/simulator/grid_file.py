@@ -13,7 +13,16 @@ from kvferry.models.simulator.grid import Axes, Grid, ModelAxis, PathAxis, expan
 from kvferry.models.simulator.oracle import make_policy
 from kvferry.models.simulator.source import Source
 from kvferry.models.simulator.spec import SLORule
-from kvferry.models.toml_file import ConfigError, entries, known_keys, number, packaged, read_toml, text
+from kvferry.models.toml_file import (
+    ConfigError,
+    UnknownNameError,
+    entries,
+    known_keys,
+    number,
+    packaged,
+    read_toml,
+    text,
+)
 from kvferry.models.workload.named import BUILT_IN as WORKLOADS
 
 BUILT_IN = ("core", "full")
@@ -28,7 +37,7 @@ def read_grid(name_or_path: str, folder: Path | None = None) -> Grid:
     built_in = name_or_path in BUILT_IN
     path = packaged(f"grids/{name_or_path}.toml") if built_in else Path(name_or_path)
     if not built_in and not path.suffix and not path.exists():
-        raise ConfigError(f"no grid {name_or_path!r}: give a TOML file, or one of {', '.join(BUILT_IN)}")
+        raise UnknownNameError(f"no grid {name_or_path!r}: give a TOML file, or one of {', '.join(BUILT_IN)}")
     where = name_or_path if built_in else str(path)
     beside = folder if folder is not None else Path() if built_in else path.parent
     tables = read_toml(path)
@@ -47,6 +56,8 @@ def parse_axes(tables: Mapping[str, Any], where: str, folder: Path) -> Axes:
     policies = _list(tables, "policies", where, str)
     for policy in policies:
         check_policy(policy, where)
+    if "rates_rps" in tables and "goodput" in tables:
+        raise ConfigError(f"{where}: give rates_rps or [goodput], not both: a scan chooses its own rates")
     goodput = table(tables, "goodput", where, tuple(each.name for each in fields(ScanRule)))
     return Axes(
         sources=tuple(sources),
@@ -67,10 +78,12 @@ def parse_axes(tables: Mapping[str, Any], where: str, folder: Path) -> Axes:
 
 
 def check_policy(policy: str, where: str) -> None:
-    """ConfigError when there is no such policy."""
+    """ConfigError when there is no such policy (UnknownNameError) or its parameters are wrong."""
     try:
         make_policy(policy)
     except ValueError as error:
+        if str(error).startswith("unknown policy"):
+            raise UnknownNameError(f"{where}: {error}, oracle") from None
         raise ConfigError(f"{where}: {error}") from None
 
 
@@ -98,7 +111,9 @@ def _source(entry: Mapping[str, Any], where: str, folder: Path) -> Source:
     try:
         source.check()
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        missing = [path for path, _ in parts if path not in WORKLOADS and not Path(path).exists()]
+        hint = f" (looked for in {folder}: --traces DIR says where else)" if missing else ""
+        raise type(error)(f"{where}: {error}{hint}") from None
     return source
 
 
@@ -141,9 +156,10 @@ def _slo(entry: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def _model(entry: Mapping[str, Any], where: str) -> ModelAxis:
-    known_keys(entry, frozenset(("model", "gpu", "tp")), where)
+    known_keys(entry, frozenset(("name", "model", "gpu", "tp")), where)
     model, gpu, tp = text(entry, "model", where), text(entry, "gpu", where), count(entry, "tp", where, 1, 1)
-    return ModelAxis(model, gpu, tp, check_model(model, gpu, tp, where))
+    room = check_model(model, gpu, tp, where)
+    return ModelAxis(model, gpu, tp, room, text(entry, "name", where, model))
 
 
 def _scan(entry: Mapping[str, Any], where: str) -> ScanRule:

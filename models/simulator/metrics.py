@@ -57,11 +57,12 @@ def figures(run: Run, slo: SLORule) -> Figures:
     talked = run.ok & (run.output_tokens > 1)
     moved = run.ok & run.split & (run.transfer_s > 0)
     placed = run.dec >= 0
+    met, fair = (run.attainment(slo), run.fair_attainment(slo)) if len(run) else (None, None)
     return {
         **{name: None for name in NAMES},
-        "slo_attainment": run.attainment(slo),
-        "fair_attainment": run.fair_attainment(slo),
-        "loss_mean": 1.0 - run.attainment(slo),
+        "slo_attainment": met,
+        "fair_attainment": fair,
+        "loss_mean": None if met is None else 1.0 - met,
         **_quantiles("ttft", run.ttft_s),
         **_quantiles("itl", run.itl_s[talked]),
         **_quantiles("e2e", run.e2e_s[run.ok]),
@@ -70,7 +71,9 @@ def figures(run: Run, slo: SLORule) -> Figures:
         "ttft_error_median": _error(run.predicted_ttft_s[run.ok], run.ttft_s[run.ok]),
         "itl_error_median": _error(run.predicted_itl_s[talked], run.itl_s[talked]),
         "transfer_error_median": _error(run.predicted_transfer_s[moved], run.transfer_s[moved]),
-        "cached_share": float(run.cached_tokens.sum() / max(1, run.prompt_tokens.sum())),
+        "cached_share": float(run.cached_tokens.sum() / max(1, run.prompt_tokens.sum()))
+        if len(run)
+        else None,
         "rescued": float((run.rescued > 0).sum()),
         "failed": float((~run.ok).sum()),
         "retractions": float(run.retractions),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from kvferry.models.toml_file import ConfigError, entries, read_toml
+from kvferry.models.toml_file import ConfigError, UnknownNameError, entries, read_toml
 from kvferry.models.workload.base import Workload
 from kvferry.models.workload.merge import merge
 from kvferry.models.workload.named import BUILT_IN
@@ -57,10 +57,9 @@ class Source:
         for path, _ in self.parts:
             try:
                 empty = not len(self._part(path, None, CHECKED_S if drawn(path) else None, 0))
-            except ConfigError:
-                raise
             except ValueError as error:
-                raise ConfigError(str(error)) from None
+                a_name = not Path(path).suffix and not Path(path).exists()
+                raise (UnknownNameError if a_name else ConfigError)(str(error)) from None
             if empty:
                 raise ConfigError(
                     f"{path} has no request from {self.start_share:g} to {self.end_share:g} of it"

@@ -123,7 +123,7 @@ def test_a_share_of_a_trace_is_of_its_time(tmp_path: Path) -> None:
 
 def test_files_of_a_grid_lie_beside_it_or_where_one_says(tmp_path: Path) -> None:
     own = SMALL.replace('file = "steady"', 'file = "even.jsonl"')
-    with pytest.raises(ConfigError, match=r"\[\[workload\]\] 1: cannot read even.jsonl"):
+    with pytest.raises(ConfigError, match=r"\[\[workload\]\] 1: cannot read even.jsonl.*--traces"):
         read_grid(written(tmp_path, own))
     elsewhere = tmp_path / "traces"
     elsewhere.mkdir()
@@ -153,7 +153,21 @@ def test_files_of_a_grid_lie_beside_it_or_where_one_says(tmp_path: Path) -> None
         (('file = "steady"', 'file = "steady"\nend_share = 0.5'), "drawn anew for every run"),
         (("duration_s = 10", "duration_s = 0"), "duration_s = 0 must be above 0"),
         (("duration_s = 10", "durations = 10"), "unknown key 'durations'"),
-        (("[[slo]]", "[goodput]\nstep = 0.5\n[[slo]]"), "[goodput]: step 0.5"),
+        (("rates_rps = [3, 6]", "[goodput]\nstep = 0.5"), "[goodput]: step 0.5"),
+        (("[[slo]]", "[goodput]\nstep = 1.5\n[[slo]]"), "give rates_rps or [goodput], not both"),
+        (
+            ('name = "drops"\nclass = "tcp_100g"', 'name = "fast"\nclass = "tcp_100g"'),
+            'two [[path]] are both called "fast": give names',
+        ),
+        (("[[slo]]", '[[slo]]\nname = "tight"\nitl_ms = 9\n[[slo]]'), 'two [[slo]] are both called "tight"'),
+        (
+            ("[[path]]", '[[workload]]\nname = "even"\nfile = "bursty"\n[[path]]'),
+            'two [[workload]] are both called "even"',
+        ),
+        (
+            ("[[slo]]", '[[model]]\nmodel = "Qwen/Qwen3-32B"\ngpu = "h200"\ntp = 2\n' * 2 + "[[slo]]"),
+            "two [[model]] are both",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, change: tuple[str, str], told: str) -> None:
