@@ -10,7 +10,7 @@ from rich.console import Console
 
 from kvferry.integrations.cli.errors import CommandError, UsageError
 from kvferry.integrations.simulate.engine import Failure, Outcome
-from kvferry.integrations.simulate.plots import draw
+from kvferry.integrations.simulate.plots import check_plot, draw, setting_of
 from kvferry.integrations.simulate.report import policies_of, scenarios
 from kvferry.integrations.simulate.table import notes, policies_table, scenarios_table
 from kvferry.integrations.simulate.work import Workforce, complain, cpus, do, write_json
@@ -103,7 +103,9 @@ def simulate(
         Path | None,
         typer.Option(metavar="DIR", help="Keep each result; what is there is not computed again."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Write a plot.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a plot: a .png, .svg or .pdf.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     workforce = Workforce(engine, jobs or cpus(), ray_address)
@@ -129,6 +131,8 @@ def simulate(
         return
     if traces is not None:
         raise UsageError("--traces goes with --grid")
+    if plot:
+        check_plot(plot)
     for name, value in (("--rate", rate), ("--duration", duration)):
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"{name} = {value:g} is not above 0")
@@ -162,7 +166,7 @@ def simulate(
     outcomes = do(cells, workforce, out)
     found = policies_of(cells, outcomes, seed)
     if plot and found:
-        _draw(cells, outcomes, found, plot)
+        _draw(cells, outcomes, found, plot, setting_of(base.cluster, seed, seeds))
     if as_json:
         print(json.dumps(_told(base, seeds, found), allow_nan=False))
     elif found:
@@ -240,7 +244,11 @@ def _told(base: Cell, seeds: int, found: dict[str, dict[str, Any]]) -> dict[str,
 
 
 def _draw(
-    cells: list[Cell], outcomes: dict[str, Outcome], found: dict[str, dict[str, Any]], file: Path
+    cells: list[Cell],
+    outcomes: dict[str, Outcome],
+    found: dict[str, dict[str, Any]],
+    file: Path,
+    setting: str,
 ) -> None:
     curves: dict[str, list[Any]] = {}
     timelines: dict[str, Any] = {}
@@ -255,7 +263,7 @@ def _draw(
             timelines[cell.policy] = outcome["timeline"]
             events = [(time_s, label) for time_s, label in outcome["events"]]
     attained = {name: row["slo_attainment"] for name, row in found.items()}
-    draw(curves, attained, timelines, events, _title(cells[0]), file)
+    draw(curves, attained, timelines, events, _title(cells[0]), file, setting)
 
 
 def _title(cell: Cell) -> str:
