@@ -145,6 +145,9 @@ def _engines(tables: Mapping[str, Any], where: str) -> tuple[EngineSpec, ...]:
         raise ConfigError(f"{where}: there is no [[worker]] table")
     if len(engines) > MAX_WORKERS:
         raise ConfigError(f"{where}: {len(engines)} workers are more than {MAX_WORKERS}")
+    models = sorted({engine.model for engine in engines})
+    if len(models) > 1:
+        raise ConfigError(f"{where}: a cluster serves one model, not {' and '.join(models)}")
     doubled = [name for name, times in Counter(engine.id for engine in engines).items() if times > 1]
     if doubled:
         raise ConfigError(f"{where}: two workers have the id {doubled[0]!r}")

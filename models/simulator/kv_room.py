@@ -68,10 +68,6 @@ class KVRoom:
         job.private_tokens -= tokens
         self.private_tokens -= tokens
 
-    def grow(self, job: Job, tokens: int) -> None:
-        """Note on `job` what `take` has taken for it since it joined the batch."""
-        job.private_tokens += tokens
-
     def free(self, job: Job) -> None:
         """All that `job` holds."""
         self.private_tokens -= job.private_tokens

@@ -39,10 +39,11 @@ class Foresight:
         pace = np.array([1.0 / world.speeds[place] for place in places])
         engines = [world.engines[place] for place in places]
         loads = [engine.loads() for engine in engines]
-        slowness = [
-            max(world.slowness(world.index[link.src_host]), world.slowness(world.index[link.dst_host]))
-            for link in table.links
-        ]
+        slowness = np.ones(len(state.link_slowness))
+        for row in range(table.colocated_count, len(table.plans)):
+            ends = (places[table.pre[row]], places[table.dec[row]])
+            worst = max(world.slowness(place) for place in ends)
+            slowness[table.link_index[row]] = max(slowness[table.link_index[row]], worst)
         state = dataclasses.replace(
             state,
             foreign_prefill_tokens=np.array(
@@ -74,8 +75,7 @@ class Foresight:
                 )
             },
         )
-        if slowness:
-            state = dataclasses.replace(state, link_slowness=np.array(slowness))
+        state = dataclasses.replace(state, link_slowness=slowness)
         truth = float(output_tokens)
         request = dataclasses.replace(request, expected_output_tokens=truth, expected_output_tokens_p90=truth)
         return request, dataclasses.replace(cluster, state=state)

@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from kvferry.models.simulator.engine import Engine
 from kvferry.models.simulator.events import Events
@@ -22,6 +23,8 @@ from kvferry.policy.decision import NoPlanError
 from kvferry.policy.plan import Split
 
 MAX_TRIES = 3
+# What is not answered so long after the last arrival counts as failed.
+DRAIN_S = 3600.0
 
 
 def simulate(
@@ -74,7 +77,9 @@ class Simulation:
         self._foresight = Foresight(self.world) if policy.name == "oracle" else None
         self._trips: dict[int, Trip] = {}
         self._unanswered: deque[Trip] = deque()
-        self._met: set[tuple[int, int]] = set()
+        self._met: dict[tuple[int, int], float] = {}
+        self._polling = False
+        self._ended_s = 0.0
         self._ended = 0
         self._lost = 0
         self._lost_limit = math.inf if lost_limit is None else lost_limit * len(workload)
@@ -87,8 +92,7 @@ class Simulation:
     def run(self) -> Run:
         if self._arrivals:
             self.events.at(self._arrivals[0], self._arrive, 0)
-            self._poll()
-            self.events.run()
+            self.events.run(self._arrivals[-1] + DRAIN_S)
         engines = self.world.engines
         return self.ledger.run(
             policy=self.policy.name,
@@ -99,7 +103,7 @@ class Simulation:
             engine_steps=sum(engine.steps_done for engine in engines),
             events=self.events.done,
             end_s=self.events.now_s,
-            aborted=self._ended < len(self._arrivals),
+            aborted=self._lost > self._lost_limit,
         )
 
     def change(self, change: Change) -> None:
@@ -113,14 +117,16 @@ class Simulation:
         if change.alive == engine.alive:
             return
         if change.alive:
-            engine.revive()
-            self.view.health(place, healthy=True)
+            engine.revive()  # its router learns of it by the next poll
             return
         engine.die()
-        self.view.health(place, healthy=False)
-        self._met = {pair for pair in self._met if place not in pair}
-        for trip in [trip for trip in self._trips.values() if trip.needs(place)]:
-            self._again(trip, change.worker)
+        self._met = {pair: met_s for pair, met_s in self._met.items() if place not in pair}
+        cut = [trip for trip in self._trips.values() if trip.needs(place)]
+        if cut:  # their connections break
+            self.view.down(place)
+        for trip in cut:
+            if not trip.ended and trip.needs(place):  # one that is given up can take others with it
+                self._again(trip, change.worker)
 
     # What engines tell
 
@@ -130,14 +136,13 @@ class Simulation:
         assert carriage is not None
         assert trip.prefill is not None
         pair = (trip.pre, trip.dec)
-        first_s = 0.0 if pair in self._met else path.first_contact_s
-        self._met.add(pair)
+        met_s = self._met.setdefault(pair, self.events.now_s + path.first_contact_s)
         trip.skip_tokens = job.cached_tokens
         moved_bytes = (trip.request.prompt_tokens - job.cached_tokens) * carriage.wire_bytes
         closing_s = path.alpha_s + path.handoff_s + moved_bytes * carriage.repack_s_per_byte
         source, sink = self.world.sends[trip.pre], self.world.receives[trip.dec]
         trip.move = Move(self.events, source, sink, closing_s, partial(self._moved, trip))
-        self.events.at(self.events.now_s + first_s, self._submit, trip, trip.prefill)
+        self.events.at(max(self.events.now_s, met_s), self._submit, trip, trip.prefill)
 
     def chunk(self, engine: Engine, job: Job, tokens: int) -> None:
         trip = self._trips.get(job.row)
@@ -186,6 +191,8 @@ class Simulation:
     def _arrive(self, row: int) -> None:
         if row + 1 < len(self._arrivals):
             self.events.at(self._arrivals[row + 1], self._arrive, row + 1)
+        if not self._polling:
+            self._wake()
         blocks = self.workload.blocks_of(row)
         request = self.view.request(row, self._prompts[row], self._asked[row], blocks)
         trip = self._trips[row] = Trip(row, request, blocks, self.events.now_s)
@@ -215,6 +222,11 @@ class Simulation:
     def _dispatch(self, trip: Trip, attempt: int) -> None:
         if trip.tries != attempt or trip.ended:
             return
+        for place in (trip.pre, trip.dec):
+            if not self.world.engines[place].alive:  # the connection is refused
+                self.view.down(place)
+                self._again(trip, self.view.workers[place].id)
+                return
         tokens = (self._prompts[trip.row], self._outputs[trip.row])
         trip.job = Job(trip.row, *tokens, trip.blocks)
         if trip.split:
@@ -273,6 +285,7 @@ class Simulation:
         trip.ended = True
         del self._trips[trip.row]
         self._ended += 1
+        self._ended_s = self.events.now_s
         if self._watch is not None and self._ended % 64 == 0:
             self._watch(self._ended, len(self._arrivals))
         if self._ended == len(self._arrivals):
@@ -285,11 +298,22 @@ class Simulation:
             if self._lost > self._lost_limit:
                 self.events.stop()
 
+    def _wake(self) -> None:
+        """Polls went on while nothing was asked, and told what they would tell now."""
+        if self.events.now_s > 0.0:
+            self.view.polled(self._answers(), self.events.now_s - self.cluster.staleness_s)
+        self._poll()
+
+    def _answers(self) -> list[dict[str, Any] | None]:
+        return [engine.loads() if engine.alive else None for engine in self.world.engines]
+
     def _poll(self) -> None:
-        now_s = self.events.now_s
-        answers = [engine.loads() if engine.alive else None for engine in self.world.engines]
-        self.events.at(now_s + self.cluster.staleness_s, self.view.polled, answers, now_s)
-        self.events.at(now_s + self.cluster.poll_s, self._poll)
+        now_s, cluster = self.events.now_s, self.cluster
+        self.events.at(now_s + cluster.staleness_s, self.view.polled, self._answers(), now_s)
+        quiet_s = now_s - self._ended_s
+        self._polling = bool(self._trips) or quiet_s <= cluster.staleness_s + cluster.poll_s
+        if self._polling:
+            self.events.at(now_s + cluster.poll_s, self._poll)
         waiting = self._unanswered
         while waiting and (waiting[0].ended or self.ledger.answered(waiting[0].row)):
             waiting.popleft()

@@ -15,7 +15,7 @@ class EngineSpec:
     if not, they wait until no prompt does, as they do by default in SGLang.
     `reserve_tokens`: KV room beyond the prompt that must be free when a request is let in (SGLang's
     decode workers: 512). `prefix_cache`: whether prompts' full blocks are kept and found again.
-    `nic`: workers that name the same one share its bandwidth (its own when empty).
+    `nic`: workers that name the same one share its bandwidth (when empty: those that name the same `host`).
     """
 
     id: str

@@ -81,6 +81,7 @@ class RouterView:
             for worker in self.workers
         ]
         self._carriages: dict[str, Carriage] = {}
+        self._lost_s = [-1.0] * len(self.workers)
         self._build()
 
     def request(self, row: int, prompt_tokens: int, max_new_tokens: int, blocks: list[int]) -> Request:
@@ -198,11 +199,17 @@ class RouterView:
     def polled(self, answers: list[dict[str, object] | None], taken_s: float) -> None:
         """What workers told when asked at `taken_s`; None from those that are down."""
         for place, answer in enumerate(answers):
+            if taken_s <= self._lost_s[place]:
+                continue
+            if answer is None:
+                self.down(place)
+            elif not self.workers[place].healthy:
+                self._returned(place)
             if answer is not None:
                 self._meters[place].read({"loads": [answer]}, self._events.now_s)
         for place, answer in enumerate(answers):
             worker = self.workers[place]
-            if answer is None or not worker.healthy:
+            if answer is None or not worker.healthy or taken_s <= self._lost_s[place]:
                 continue
             speed = self._meters[place].among(
                 meter
@@ -219,18 +226,28 @@ class RouterView:
             self.workers[place] = dataclasses.replace(worker, speed=speed, load=load)
         self._refresh()
 
-    def health(self, place: int, *, healthy: bool) -> None:
-        """A worker went down, or is there again with nothing in it."""
-        worker = dataclasses.replace(self.workers[place], healthy=healthy)
-        if healthy:
-            self._meters[place] = Speedometer(worker.speed)
-            worker = dataclasses.replace(worker, load=Load(time_s=self._events.now_s))
+    def down(self, place: int) -> None:
+        """A worker does not answer: what it held is gone, and what it told before is of no more use."""
+        self._lost_s[place] = self._events.now_s
+        if not self.workers[place].healthy:
+            return
+        self._forget(place)
+        self.workers[place] = dataclasses.replace(self.workers[place], healthy=False)
+        self._build()
+
+    def _returned(self, place: int) -> None:
+        self._forget(place)
+        worker = self.workers[place]
+        self._meters[place] = Speedometer(worker.speed)
+        load = Load(time_s=self._events.now_s)
+        self.workers[place] = dataclasses.replace(worker, healthy=True, load=load)
+        self._build()
+
+    def _forget(self, place: int) -> None:
         prefixes = self._prefixes[place]
         if prefixes is not None:
             prefixes.clear()
-        self.workers[place] = worker
         self._met = {key: ends for key, ends in self._met.items() if place not in ends}
-        self._build()
 
     def place(self, worker_id: str) -> int:
         return self._place[worker_id]

@@ -71,7 +71,7 @@ class World:
             for index, (spec, speed) in enumerate(zip(cluster.engines, self.speeds, strict=True))
         ]
         self.index = {spec.id: index for index, spec in enumerate(cluster.engines)}
-        names = [spec.nic or spec.id for spec in cluster.engines]
+        names = [spec.nic or spec.host or spec.id for spec in cluster.engines]
         self._base: dict[str, float] = {}
         self._factor = {name: 1.0 for name in names}
         self._left = {name: 1.0 for name in names}

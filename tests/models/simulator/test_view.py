@@ -119,14 +119,30 @@ def test_a_worker_describes_itself_by_its_spec_alone() -> None:
     assert not alone.facts["caches_prefixes"]
 
 
-def test_answers_of_workers_that_are_down_change_nothing() -> None:
+def test_a_worker_that_does_not_answer_is_down_until_it_answers_again() -> None:
     cluster = cluster_of(0, 0, 2)
     simulation = Simulation(
         cluster, workload_of(1), make_policy("kvferry"), 0, SLORule(), None, None, lambda spec: STEPS
     )
     view: RouterView = simulation.view
-    before = list(view.workers)
-    view.polled([None, None], 0.0)
-    assert view.workers == before
-    view.polled([None, simulation.world.engines[1].loads()], 1.5)
-    assert [each.load.time_s for each in view.workers] == [before[0].load.time_s, 1.5]
+    loads = simulation.world.engines[1].loads()
+    simulation.events.now_s = 1.0
+    view.polled([None, loads], 0.5)
+    assert [each.healthy for each in view.workers] == [False, True]
+    view.polled([loads, loads], 0.9)  # told before it went down
+    assert [each.healthy for each in view.workers] == [False, True]
+    simulation.events.now_s = 2.0
+    view.polled([loads, loads], 1.5)
+    assert [each.healthy for each in view.workers] == [True, True]
+
+
+def test_a_return_is_known_by_the_next_poll_and_no_sooner() -> None:
+    arrivals = np.arange(60) * 0.2
+    workload = Workload.of("w", arrivals, [500] * 60, [20] * 60)
+    changes = (WorkerChange(3.0, "c0", alive=False), WorkerChange(4.1, "c0", alive=True))
+    look = looked(cluster_of(0, 0, 2, poll_s=2.0, staleness_s=1.0), workload, changes=changes)
+    down = {time_s: bool(names) for time_s, names in zip(look.times_s, look.down, strict=True)}
+    assert not any(down[time_s] for time_s in down if time_s < 3.0)
+    # the poll of 6.0 is the first that it answers, and is seen a second later
+    assert all(down[time_s] for time_s in down if 3.3 < time_s < 7.0)
+    assert not any(down[time_s] for time_s in down if time_s > 7.0)
