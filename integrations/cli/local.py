@@ -1,4 +1,4 @@
-"""`kvferry local`: real SGLang workers on this machine's CPU."""
+"""`kvferry local`: SGLang workers on this machine's CPU, real or simulated."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from kvferry.integrations.cli.errors import CommandError, UsageError
-from kvferry.integrations.cli.worker_sim import cluster_of, host_workers
+from kvferry.integrations.cli.worker_sim import cluster_of, given, host_workers
 from kvferry.integrations.redis.embedded import EmbeddedValkey
 from kvferry.integrations.redis.url import StoreError
 from kvferry.integrations.sglang.local.cluster import LocalCluster
@@ -26,9 +26,15 @@ from kvferry.integrations.sglang.local.worker import LocalWorker, LocalWorkerErr
 from kvferry.integrations.sglang.simulated.cluster import SimulatedCluster
 from kvferry.integrations.sglang.simulated.options import SimulationOptions
 
+REAL_ONLY = (
+    *("page_size", "max_total_tokens", "max_running_requests", "context_length"),
+    *("timeout", "log_dir", "worker_args"),
+)
+
 local = typer.Typer(
     name="local",
-    help="Run real SGLang workers on this machine's CPU, with a tiny model made on the spot.",
+    help="Run SGLang workers on this machine's CPU: real ones, with a tiny model made on the spot, or with "
+    "--simulated simulated ones, which need no SGLang.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog="Example: kvferry local up --transport nixl",
@@ -42,6 +48,7 @@ def register(app: typer.Typer) -> None:
 
 @local.command(epilog="Example: kvferry local up --colocated 1 --prefill 1 --decode 1 --transport nixl")
 def up(
+    context: typer.Context,
     colocated: Annotated[int, typer.Option(min=0, help="Workers that do prefill and decode.")] = 1,
     prefill: Annotated[int, typer.Option(min=0, help="Prefill workers.")] = 1,
     decode: Annotated[int, typer.Option(min=0, help="Decode workers.")] = 1,
@@ -90,8 +97,10 @@ def up(
         raise UsageError("a split needs both --prefill and --decode to be at least 1, or both 0")
     if colocated + prefill == 0:
         raise UsageError("nothing to start: give --colocated, or --prefill and --decode")
-    if simulated and (worker_args or log_dir is not None):
-        raise UsageError("--worker-args and --log-dir are for real workers: not with --simulated")
+    if simulated and (odd := given(context, *REAL_ONLY)):
+        raise UsageError(f"{odd} is for real workers: not with --simulated")
+    if not simulated and given(context, "time_scale"):
+        raise UsageError("--time-scale is for simulated workers: give --simulated too")
     if redis is not None and not plugin:
         raise UsageError("--redis is where --plugin sends telemetry: give both")
     if simulated:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 import uvloop
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -16,6 +17,7 @@ from kvferry.integrations.cli.errors import CommandError, UsageError
 from kvferry.integrations.redis.url import StoreError
 from kvferry.integrations.sglang.simulated.cluster import SimulatedCluster
 from kvferry.integrations.sglang.simulated.options import SimulationOptions
+from kvferry.models.link_catalogue import load_links
 from kvferry.models.simulator.cluster_file import BUILT_IN, check_model, read_cluster
 from kvferry.models.simulator.spec import ClusterSpec, EngineSpec
 from kvferry.models.simulator.world import path_of
@@ -23,6 +25,11 @@ from kvferry.models.toml_file import ConfigError
 from kvferry.policy.worker import Role
 
 MODEL, GPU, TP = "Qwen/Qwen3-32B", "h200", 2
+OF_MOVES = ("path_class", "transport")
+OF_ROLE = (
+    *("model", "gpu", "tp", "local_prefill", "chunk_tokens", "max_total_tokens", "max_running_requests"),
+    *OF_MOVES,
+)
 
 HELP = """Run simulated SGLang workers behind SGLang's HTTP interface, for a real router to talk to.
 
@@ -40,6 +47,7 @@ def register(app: typer.Typer) -> None:
 
 
 def worker_sim(
+    context: typer.Context,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -92,6 +100,14 @@ def worker_sim(
 ) -> None:
     if (cluster is None) == (role is None):
         raise UsageError("give either --cluster NAME|FILE, or --role for one worker")
+    if cluster is not None and (odd := given(context, *OF_ROLE)):
+        raise UsageError(f"{odd} goes with --role: a cluster says it of each worker")
+    if role == "colocated" and (odd := given(context, *OF_MOVES, "half_pair_timeout", "bootstrap_port")):
+        raise UsageError(f"{odd} is for pairs: not with --role colocated")
+    if role == "decode" and bootstrap_port is not None:
+        raise UsageError("--bootstrap-port is for prefill workers: not with --role decode")
+    if role is not None and path_class not in load_links():
+        raise UsageError(f"--path-class {path_class}: unknown; 'kvferry breakeven --path all' lists them")
     try:
         options = SimulationOptions(
             host=host,
@@ -103,6 +119,8 @@ def worker_sim(
         )
         if cluster is not None:
             spec = read_cluster(cluster).spec
+            if bootstrap_port is not None and not any(e.role is Role.PREFILL for e in spec.engines):
+                raise UsageError(f"--bootstrap-port is for prefill workers: {spec.name} has none")
         else:
             assert role is not None
             engine = engine_of(
@@ -118,9 +136,19 @@ def worker_sim(
             )
             spec = ClusterSpec(engine.id, (engine,), path_class, transport)
         path_of(spec)
+        workers = SimulatedCluster(spec, options, port, bootstrap_port)
     except (ConfigError, ValueError) as error:
         raise UsageError(str(error)) from error
-    host_workers(SimulatedCluster(spec, options, port, bootstrap_port), as_json=as_json)
+    host_workers(workers, as_json=as_json)
+
+
+def given(context: typer.Context, *names: str) -> str:
+    """The first of these parameters that stands on the command line, as it is written there; "" for none."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            return "--" + name.replace("_", "-")
+    return ""
 
 
 def engine_of(
@@ -195,14 +223,22 @@ def _told(cluster: SimulatedCluster) -> dict[str, Any]:
 
 
 def _show(cluster: SimulatedCluster) -> None:
-    table = Table("worker", Column("url", no_wrap=True), "bootstrap", "role", "engine")
-    for berth, engine in zip(cluster.berths, cluster.spec.engines, strict=True):
+    engines = [f"{e.model.rpartition('/')[2]} {e.gpu} TP{e.tp}" for e in cluster.spec.engines]
+    alike = len(set(engines)) == 1
+    table = Table(
+        *("worker", Column("url", no_wrap=True), "bootstrap", "role", *(() if alike else ("engine",))),
+        title=f"Simulated {engines[0]}" if alike else None,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+    )
+    for berth, what in zip(cluster.berths, engines, strict=True):
         role = f"{berth.role.value}, prefills" if berth.local_prefill else berth.role.value
-        what = f"{engine.model.rpartition('/')[2]} {engine.gpu} TP{engine.tp}"
-        table.add_row(berth.id, berth.url, str(berth.bootstrap_port or "-"), role, what)
+        row = (berth.id, berth.url, str(berth.bootstrap_port or "-"), role)
+        table.add_row(*row, *(() if alike else (what,)))
     console = Console()
     console.print(table)
-    console.print("Route requests to them:\n")
+    console.print("\nRoute requests to them:\n")
     text = shlex.join(cluster.serve_words()).replace(" --", " \\\n  --")
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print("\nCtrl-C stops the workers.", highlight=False)

@@ -86,7 +86,23 @@ def test_ports_count_up_and_a_taken_one_is_told_in_one_line(capsys: pytest.Captu
         (["worker-sim", "--role", "prefill", "--local-prefill"], "local-prefill"),
         (["worker-sim", "--role", "decode", "--time-scale", "0"], "time_scale"),
         (["worker-sim", "--role", "decode", "--path-class", "pigeon"], "pigeon"),
+        (["worker-sim", "--role", "decode", "--path-class", "pigeon"], "--path-class"),
+        (["worker-sim", "--cluster", "4p4d", "--tp", "2"], "--tp goes with --role"),
+        (["worker-sim", "--cluster", "4p4d", "--local-prefill"], "--local-prefill goes with --role"),
+        (["worker-sim", "--role", "decode", "--bootstrap-port", "5"], "--bootstrap-port"),
+        (["worker-sim", "--cluster", "8c", "--bootstrap-port", "5"], "--bootstrap-port"),
+        (["worker-sim", "--role", "colocated", "--transport", "nixl"], "--transport"),
+        (
+            ["worker-sim", "--cluster", "2p2d4c", "--port", "65533"],
+            "ports 65533 to 65542: the last port is 65535",
+        ),
+        (
+            ["worker-sim", "--cluster", "2p2d4c", "--bootstrap-port", "65535"],
+            "ports 65535 to 65536: the last port is 65535",
+        ),
         (["local", "up", "--simulated", "--worker-args", "--x"], "--worker-args"),
+        (["local", "up", "--simulated", "--page-size", "1"], "--page-size"),
+        (["local", "up", "--time-scale", "2"], "--time-scale"),
         (["local", "up", "--simulated", "--time-scale", "-1"], "time_scale"),
     ],
 )

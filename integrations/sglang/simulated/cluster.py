@@ -28,6 +28,7 @@ from kvferry.policy.worker import Role
 
 LOOPBACK = frozenset(("127.0.0.1", "localhost", "::1"))
 BACKLOG = 1024
+LAST_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,8 @@ class SimulatedCluster:
     """An async context manager: its workers serve inside the block.
 
     Ports count up from `port`, two for a prefill worker (its bootstrap server has the second, or
-    `bootstrap_port`); 0 takes free ones. OSError names one that is taken; ValueError a cluster that no
-    simulator knows.
+    `bootstrap_port`); 0 takes free ones. ValueError, when it is made, for ports beyond the last. OSError
+    names a port that is taken; ValueError a cluster that no simulator knows.
     """
 
     spec: ClusterSpec
@@ -68,6 +69,13 @@ class SimulatedCluster:
     workers: dict[str, SimulatedWorker] = field(default_factory=dict)
     _runners: list[web.AppRunner] = field(default_factory=list)
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    def __post_init__(self) -> None:
+        prefills = sum(spec.role is Role.PREFILL for spec in self.spec.engines)
+        own = prefills if self.bootstrap_port is None else 0
+        for first, count in ((self.port, len(self.spec.engines) + own), (self.bootstrap_port, prefills)):
+            if first and first + count - 1 > LAST_PORT:
+                raise ValueError(f"ports {first} to {first + count - 1}: the last port is {LAST_PORT}")
 
     async def __aenter__(self) -> "SimulatedCluster":
         try:

@@ -60,11 +60,19 @@ class Telling(Background):
             await self._send(batch)
         except STORE_FAILURES as error:
             if self._up:
-                log.warning("telemetry: store %s lost (%s)", self._store.label, why(error))
+                log.warning(
+                    "store %s does not answer (%s): until it does, no telemetry; requests beyond the newest "
+                    "%d are lost to it",
+                    self._store.label,
+                    why(error),
+                    MOST_WAITING,
+                )
             self._up = False
             room = MOST_WAITING - len(self._waiting)
             self._waiting.extendleft(reversed(requests[max(0, len(requests) - room) :]))
             return RETRY_S
+        if not self._up:
+            log.warning("store %s answers again: telemetry goes on", self._store.label)
         self._up = True
         if now_s >= self._worker_due_s:
             self._worker_due_s = now_s + WORKER_EVERY_S
