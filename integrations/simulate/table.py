@@ -14,8 +14,13 @@ def policies_table(policies: Mapping[str, Mapping[str, Any]], title: str) -> Tab
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
     table.add_column("policy", overflow="fold")
     with_goodput = any(row["goodput_rps"] is not None for row in policies.values())
+    with_regret = any(row["regret_mean"] is not None for row in policies.values())
     columns = {
-        **({"good-\nput/s": _column("goodput_rps", ".3g")} if with_goodput else {}),
+        **(
+            {"good-\nput/s": _goodput("goodput_rps"), "\nfair": _goodput("fair_goodput_rps")}
+            if with_goodput
+            else {}
+        ),
         "in\nSLO": _column("slo_attainment", ".1%"),
         "TTFT\np50": _seconds("ttft_p50_s"),
         "TTFT\np99": _seconds("ttft_p99_s"),
@@ -23,7 +28,7 @@ def policies_table(policies: Mapping[str, Mapping[str, Any]], title: str) -> Tab
         "ITL\np99": _seconds("itl_p99_s"),
         "split": _column("split_share", ".0%"),
         **({} if with_goodput else {"moved": _bytes}),
-        "regret": _column("regret_mean", "+.3f"),
+        **({"regret": _column("regret_mean", "+.3f")} if with_regret else {}),
     }
     for header in columns:
         table.add_column(header, justify="right", no_wrap=True)
@@ -36,11 +41,8 @@ def notes(policies: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """What the table's words mean, and what it hides, in lines of at most 80 columns."""
     rows = list(policies.values())
     if any(row["goodput_rps"] is not None for row in rows):
-        yield "goodput: highest rate with 90% in SLO; class-fair, also 80% in each quartile"
-        yield "  of prompt length:"
-        for name, row in policies.items():
-            if row["fair_goodput_rps"] is not None:
-                yield f"  {name} {row['fair_goodput_rps']:.3g}"
+        yield "goodput: highest rate with 90% in SLO; fair: and 80% in each quartile of prompt"
+        yield "length."
     if any(row["regret_mean"] is not None for row in rows):
         yield "regret: mean SLO loss (1 for a request out of SLO) less that of the oracle."
     for name, row in policies.items():
@@ -48,7 +50,10 @@ def notes(policies: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         if told:
             yield f"{name}: {', '.join(told)}" + (" (mean of seeds)" if row["seeds"] > 1 else "")
     for name, row in policies.items():
-        if interval := row["intervals"].get("slo_attainment"):
+        if interval := row["intervals"].get("goodput_rps"):
+            low, high = interval
+            yield f"{name}: goodput {low:.3g} to {high:.3g} (95%, {row['seeds']} seeds)"
+        elif interval := row["intervals"].get("slo_attainment"):
             yield f"{name}: in SLO {interval[0]:.1%} to {interval[1]:.1%} (95%, {row['seeds']} seeds)"
 
 
@@ -66,8 +71,8 @@ def scenarios_table(found: Sequence[Mapping[str, Any]], title: str) -> Table:
             table.add_row(
                 label if place == 0 else "",
                 name,
-                _number(row["goodput_rps"], ".3g"),
-                _number(row["fair_goodput_rps"], ".3g"),
+                _goodput("goodput_rps")(row),
+                _goodput("fair_goodput_rps")(row),
                 _number(row["slo_attainment"], ".1%"),
                 _number(row["split_share"], ".0%"),
                 end_section=place == len(ordered) - 1,
@@ -90,6 +95,15 @@ def _number(value: float | None, form: str) -> str:
 
 def _column(key: str, form: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda row: _number(row[key], form)
+
+
+def _goodput(key: str) -> Callable[[Mapping[str, Any]], str]:
+    def show(row: Mapping[str, Any]) -> str:
+        if row[key] == 0 and row.get("points"):
+            return f"<{min(point['rate_rps'] for point in row['points']):.3g}"
+        return _number(row[key], ".3g")
+
+    return show
 
 
 def _seconds(key: str) -> Callable[[Mapping[str, Any]], str]:

@@ -3,21 +3,20 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from kvferry.integrations.cli.errors import CommandError
 from kvferry.integrations.simulate.engine import Failure, Outcome, Outcomes, run_here, unique
 from kvferry.integrations.simulate.processes import run_processes
+from kvferry.integrations.simulate.progress import progress
 from kvferry.integrations.simulate.ray_engine import run_ray
 from kvferry.integrations.simulate.results import opened
 from kvferry.models.simulator.cell import Cell, run_cell
+from kvferry.models.simulator.events_file import without_effect
 from kvferry.models.simulator.spec import Watch
 
 
@@ -47,7 +46,7 @@ def do(cells: Sequence[Cell], workforce: Workforce, out: Path | None = None) -> 
     are not computed again."""
     todo = unique(cells)
     found: dict[str, Outcome] = {}
-    with opened(out) if out else nullcontext() as kept, _bar(len(todo)) as (advance, watch):
+    with opened(out) if out else nullcontext() as kept, progress(len(todo)) as (advance, watch):
         if kept is not None:
             found |= {cell.key: kept.done[cell.key] for cell in todo if cell.key in kept.done}
         left = [cell for cell in todo if cell.key not in found]
@@ -58,7 +57,7 @@ def do(cells: Sequence[Cell], workforce: Workforce, out: Path | None = None) -> 
                     found[cell.key] = outcome
                     if kept is not None and not isinstance(outcome, Failure):
                         kept.add(cell, outcome)
-                    advance(1, " ".join(str(value) for _, value in cell.labels[-2:]))
+                    advance(1, f"{cell.policy} seed {cell.seed}")
         except KeyboardInterrupt:
             _interrupted(len(found), out)
             raise
@@ -82,29 +81,20 @@ def complain(cells: Sequence[Cell], outcomes: dict[str, Outcome]) -> None:
         raise CommandError(f"{place}: {outcome.why}{more}")
 
 
+def warn(cells: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> None:
+    """A line on stderr for each event that did nothing."""
+    told: dict[str, None] = {}
+    for cell in cells:
+        outcome = outcomes.get(cell.key)
+        if cell.events and outcome is not None and not isinstance(outcome, Failure):
+            told |= dict.fromkeys(without_effect(cell.events, outcome.get("duration_s", float("inf"))))
+    for line in told:
+        print(f"kvferry: this event had no effect: {line}", file=sys.stderr)
+
+
 def write_json(value: object, file: Path) -> None:
     """CommandError when `file` cannot be written."""
     try:
         file.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
     except OSError as error:
         raise CommandError(f"cannot write {file}: {error.strerror or error}") from None
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[tuple[Callable[[int, str], None], Watch]]:
-    base = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    columns = (*base, TextColumn("{task.description}"))
-    hidden = not console.is_terminal  # it would leave an empty line in a log
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task, whole = progress.add_task("", total=total), 0
-
-        def advance(cells: int, told: str) -> None:
-            nonlocal whole
-            whole += cells
-            progress.update(task, completed=whole, description=told[:40])
-
-        def watch(ended: int, of: int) -> None:
-            progress.update(task, completed=whole + ended / max(1, of))
-
-        yield advance, watch

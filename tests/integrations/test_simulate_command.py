@@ -1,24 +1,30 @@
 """`kvferry simulate` as it is called, and the engines that compute its cells."""
 
 import importlib
+import io
 import json
 import os
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from kvferry.integrations.cli.app import app
 from kvferry.integrations.cli.errors import CommandError, run
 from kvferry.integrations.simulate.engine import Failure, run_here
 from kvferry.integrations.simulate.processes import run_processes
+from kvferry.integrations.simulate.progress import progress
 from kvferry.integrations.simulate.results import FILE, opened
+from kvferry.integrations.simulate.table import policies_table
 from kvferry.integrations.simulate.work import Workforce, do
 from kvferry.models.simulator.cell import Cell, run_cell
 from kvferry.models.simulator.grid_file import read_grid
+from kvferry.models.simulator.metrics import pool
 
 SHORT = ("--workload", "steady", "--rate", "4", "--duration", "8")
 CONTRACT = {
@@ -104,7 +110,7 @@ def test_without_a_split_the_defaults_are_those_that_make_sense(call) -> None:  
     code, out, _ = call(*SHORT, "--cluster", "8c", "--jobs", "1", "--json")
     found = json.loads(out)["policies"]
     assert code == 0
-    assert set(found) == {"kvferry", "always_colocated", "least_load", "oracle"}
+    assert set(found) == {"kvferry", "always_colocated", "oracle"}
     assert all(row["split_share"] == 0.0 for row in found.values())
 
 
@@ -127,13 +133,17 @@ def test_objectives_change_what_is_met(call) -> None:  # type: ignore[no-untyped
         (("--policy", ","), 2, "names no policy"),
         (("--rate", "-1"), 2, "--rate = -1 is not above 0"),
         (("--slo-itl", "-1"), 2, "--slo-itl-s = -1 is not a time"),
-        (("--workload", "nothing"), 1, "no built-in workload 'nothing'"),
+        (("--workload", "nothing"), 2, "no built-in workload 'nothing'"),
         (("--workload", "nothing.jsonl"), 1, "cannot read nothing.jsonl"),
-        (("--cluster", "nothing"), 1, "no cluster 'nothing'"),
+        (("--cluster", "nothing"), 2, "no cluster 'nothing'"),
         (("--cluster", "nothing.toml"), 1, "cannot read nothing.toml"),
         (("--events", "nothing.toml"), 1, "cannot read nothing.toml"),
         (("--grid", "core"), 2, "--grid needs --out DIR"),
         (("--grid", "core", "--out", "x", "--rate", "3"), 2, "--rate does not go with --grid"),
+        (("--grid", "core", "--out", "x", "--seeds", "2"), 2, "--seeds does not go with --grid"),
+        (("--grid", "nothing", "--out", "x"), 2, "no grid 'nothing'"),
+        (("--policy", "always_split", "--cluster", "8c,8c"), 2, "always_split splits nothing on 8c"),
+        (("--policy", "psychic"), 2, ", oracle"),
         (("--traces", "x"), 2, "--traces goes with --grid"),
         (
             ("--plot", "/nowhere/at/all.png", *SHORT, "--policy", "kvferry"),
@@ -149,6 +159,81 @@ def test_what_is_wrong_is_one_line(call, arguments, code, told) -> None:  # type
     assert len(err.strip().splitlines()) == 1
 
 
+def test_other_clusters_get_the_same_requests(call) -> None:  # type: ignore[no-untyped-def]
+    arguments = (*SHORT, "--policy", "kvferry,always_split", "--jobs", "1")
+    both = json.loads(call(*arguments, "--cluster", "4p4d,8c", "--json")[1])
+    alone = json.loads(call(*SHORT, "--policy", "kvferry", "--cluster", "8c", "--jobs", "1", "--json")[1])
+    assert both["cluster"] == "4p4d"
+    assert list(both["policies"]) == ["kvferry", "always_split"]
+    assert both["against"] == {"8c": {"policies": alone["policies"]}}
+    assert "kvferry @8c" in call(*arguments, "--cluster", "4p4d,8c")[1]
+
+
+def test_what_cannot_be_printed_is_one_line(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    arguments = (*SHORT, "--policy", "kvferry", "--jobs", "1")
+    for form in ((), ("--json",)):
+        words = [sys.executable, "-m", "kvferry.integrations.cli.app", "simulate", *arguments, *form]
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 1
+        assert done.stderr == "kvferry: cannot write to standard output: No space left on device\n"
+
+
+def test_a_plot_that_cannot_be_written_is_found_out_before_the_work(call, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def never(*_: object) -> None:
+        raise AssertionError("it was simulated")
+
+    monkeypatch.setattr("kvferry.integrations.cli.simulate.do", never)
+    code, _, err = call(*SHORT, "--plot", "/nowhere/at/all.png")
+    assert code == 1
+    assert "there is no folder /nowhere/at" in err
+
+
+def test_without_requests_there_are_no_shares(call) -> None:  # type: ignore[no-untyped-def]
+    arguments = ("--workload", "steady", "--rate", "0.01", "--duration", "0.01", "--policy", "kvferry")
+    code, out, _ = call(*arguments, "--jobs", "1", "--json")
+    row = json.loads(out)["policies"]["kvferry"]
+    assert (code, row["requests"]) == (0, 0.0)
+    assert [row[key] for key in ("slo_attainment", "fair_attainment", "loss_mean", "split_share")] == [
+        None
+    ] * 4
+    assert "100.0%" not in call(*arguments, "--jobs", "1")[1]
+
+
+def test_events_that_do_nothing_are_told(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    events = tmp_path / "events.toml"
+    events.write_text(
+        '[[event]]\ntime_s = 99\ndies = "d0"\n[[event]]\ntime_s = 2\nreturns = "d1"\n'
+        '[[event]]\ntime_s = 1\ndies = "d2"\n[[event]]\ntime_s = 2\nreturns = "d2"\n'
+    )
+    code, _, err = call(*SHORT, "--policy", "kvferry", "--jobs", "1", "--json", "--events", str(events))
+    assert code == 0
+    assert err.splitlines() == [
+        "kvferry: this event had no effect: d1 returns at 2 s: it did not die before",
+        "kvferry: this event had no effect: d0 dies at 99 s: after the end of the run, at 8 s",
+    ]
+
+
+def test_a_goodput_below_the_first_rate_is_no_zero() -> None:
+    row = pool([{"goodput_rps": 0.0, "fair_goodput_rps": 0.0, "slo_attainment": 0.1}])
+    points = [{"seed": 0, "rate_rps": 0.5, "slo_attainment": None, "fair_attainment": None}]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(policies_table({"kvferry": {**row, "points": points}}, "title"))
+    shown = console.export_text()
+    assert "<0.5" in shown
+    assert "regret" not in shown
+    assert "fair" in shown
+
+
+def test_a_log_gets_lines_of_long_work(capsys) -> None:  # type: ignore[no-untyped-def]
+    with progress(2, every_s=0.01) as (advance, _):
+        advance(1, "kvferry seed 0")
+        time.sleep(0.1)
+    assert "simulating: 1.0 of 2 done" in capsys.readouterr().err
+
+
 def test_events_reach_the_cluster(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     events = tmp_path / "events.toml"
     events.write_text(
@@ -162,7 +247,7 @@ def test_events_reach_the_cluster(call, tmp_path: Path) -> None:  # type: ignore
     found = json.loads(out)["policies"]["always_split"]
     assert code == 0
     assert found["requests"] > 1.5 * plain["requests"]
-    assert found["rescued"] > 0
+    assert found["rescued"] + found["failed"] > 0
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -181,6 +266,9 @@ def test_goodput_and_its_curves(call, tmp_path: Path) -> None:  # type: ignore[n
     assert code == 0
     assert found["offered_rps"] < 1.0
     assert 0 < found["goodput_rps"] < 2
+    rates = [point["rate_rps"] for point in found["points"] if (point["slo_attainment"] or 0) >= 0.9]
+    assert max(rates) == found["goodput_rps"]
+    assert any(point["slo_attainment"] is None for point in found["points"])
     assert found["fair_goodput_rps"] <= found["goodput_rps"]
     assert plot.read_bytes().startswith(b"\x89PNG")
 
