@@ -33,6 +33,16 @@ _WORKER_KEYS = frozenset((*_WORKER_COUNTS, *_WORKER_FLAGS, *_WORKER_TEXTS, "coun
 _LETTER = {Role.PREFILL: "p", Role.DECODE: "d", Role.COLOCATED: "c"}
 
 
+TRANSPORTS = ("mooncake", "nixl")
+_TRUTH_BOUNDS = {
+    "speed_sigma": (0.0, 2.0),
+    "step_sigma": (0.0, 2.0),
+    "contention_share": (0.0, 0.99),
+    "contention_period_s": (0.1, 1e6),
+    "bandwidth_sigma": (0.0, 2.0),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
     """What a cluster file says."""
@@ -64,17 +74,17 @@ def parse_cluster(tables: Mapping[str, Any], where: str, name: str) -> ClusterFi
         raise ConfigError(
             f"{where}: [path]: class = {path_class!r} is no path class: known are {', '.join(links)}"
         )
-    polled_s = number(router, "poll_s", f"{where}: [router]", default.poll_s)
-    if polled_s <= 0:
-        raise ConfigError(f"{where}: [router]: poll_s = {router['poll_s']!r} must be above 0")
+    transport = text(path, "transport", f"{where}: [path]", default.transport)
+    if transport not in TRANSPORTS:
+        raise ConfigError(f"{where}: [path]: transport = {transport!r} is none of {', '.join(TRANSPORTS)}")
     spec = ClusterSpec(
         name=text(tables, "name", where, name),
         engines=_engines(tables, where),
         path_class=path_class,
-        transport=text(path, "transport", f"{where}: [path]", default.transport),
-        poll_s=polled_s,
-        staleness_s=number(router, "staleness_s", f"{where}: [router]", default.staleness_s),
-        router_s=number(router, "router_s", f"{where}: [router]", default.router_s),
+        transport=transport,
+        poll_s=between(router, "poll_s", f"{where}: [router]", default.poll_s, 0.01, 3600.0),
+        staleness_s=between(router, "staleness_s", f"{where}: [router]", default.staleness_s, 0.0, 3600.0),
+        router_s=between(router, "router_s", f"{where}: [router]", default.router_s, 0.0, 60.0),
         truth=_truth(tables, where),
     )
     return ClusterFile(spec, parse_slo(table(tables, "slo", where), f"{where}: [slo]"))
@@ -107,6 +117,16 @@ def count(entry: Mapping[str, Any], key: str, where: str, default: int, least: i
     value = entry.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{where}: {key} = {value!r} is not a whole number of at least {least}")
+    return value
+
+
+def between(
+    entry: Mapping[str, Any], key: str, where: str, default: float, least: float, most: float
+) -> float:
+    """A number of an entry within bounds, or `default`."""
+    value = number(entry, key, where, default)
+    if not least <= value <= most:
+        raise ConfigError(f"{where}: {key} = {value:g} is not between {least:g} and {most:g}")
     return value
 
 
@@ -208,11 +228,8 @@ def _worker(entry: Mapping[str, Any], where: str, numbers: Counter[str]) -> list
 def _truth(tables: Mapping[str, Any], where: str) -> TruthSpec:
     names = tuple(each.name for each in fields(TruthSpec))
     entry, default = table(tables, "truth", where, names), TruthSpec()
-    values = {name: number(entry, name, f"{where}: [truth]", getattr(default, name)) for name in names}
-    if values["contention_share"] >= 1:
-        raise ConfigError(
-            f"{where}: [truth]: contention_share = {values['contention_share']:g} is not below 1"
-        )
-    if values["contention_period_s"] <= 0:
-        raise ConfigError(f"{where}: [truth]: contention_period_s must be above 0")
+    values = {
+        name: between(entry, name, f"{where}: [truth]", getattr(default, name), *_TRUTH_BOUNDS[name])
+        for name in names
+    }
     return TruthSpec(**values)
