@@ -34,7 +34,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def up(**flags: Any) -> None:
     plain = {"colocated": 0, "prefill": 1, "decode": 1, "as_json": True, "plugin": False, "redis": None}
-    local.up(**{**plain, **flags})
+    context: Any = SimpleNamespace(get_parameter_source=lambda name: None)
+    local.up(context, **{**plain, **flags})
 
 
 def test_with_its_own_store_every_feature_is_on(
