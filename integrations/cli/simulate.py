@@ -213,7 +213,8 @@ def simulate(
             print(json.dumps(found.told(seeds), allow_nan=False))
         elif found.rows:
             Console().print(policies_table(found.rows, found.title))
-            print("\n".join(notes(found.rows)))
+            for line in notes(found.rows):
+                print(line)
     if plot and found.rows:
         found.draw(plot, seeds)
         if not as_json:

@@ -21,13 +21,14 @@ def check_writable(file: Path) -> None:
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """CommandError when what is printed here does not get out, as on a disk that is full."""
+    """CommandError when what is printed here does not get out, as on a disk that is full. A reader that went
+    away (| head) is no failure."""
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise
     except OSError as error:
         # What is left in the buffer would fail again, and aloud, when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return
         raise CommandError(f"cannot write to standard output: {error.strerror or error}") from None

@@ -40,6 +40,8 @@ def policies_table(policies: Mapping[str, Mapping[str, Any]], title: str) -> Tab
 def notes(policies: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """What the table's words mean, and what it hides, in lines of at most 80 columns."""
     rows = list(policies.values())
+    if not any(row["requests"] for row in rows):
+        yield "no request arrived in that time"
     if any(row["goodput_rps"] is not None for row in rows):
         yield "goodput: highest rate with 90% in SLO; fair: and 80% in each quartile of prompt"
         yield "length."

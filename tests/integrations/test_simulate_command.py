@@ -181,6 +181,16 @@ def test_what_cannot_be_printed_is_one_line(tmp_path: Path) -> None:
         assert done.stderr == "kvferry: cannot write to standard output: No space left on device\n"
 
 
+def test_a_reader_that_went_away_is_no_failure() -> None:
+    arguments = (*SHORT, "--policy", "kvferry", "--jobs", "1", "--json")
+    words = [sys.executable, "-m", "kvferry.integrations.cli.app", "simulate", *arguments]
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run(words, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_plot_that_cannot_be_written_is_found_out_before_the_work(call, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     def never(*_: object) -> None:
         raise AssertionError("it was simulated")
@@ -199,7 +209,9 @@ def test_without_requests_there_are_no_shares(call) -> None:  # type: ignore[no-
     assert [row[key] for key in ("slo_attainment", "fair_attainment", "loss_mean", "split_share")] == [
         None
     ] * 4
-    assert "100.0%" not in call(*arguments, "--jobs", "1")[1]
+    shown = call(*arguments, "--jobs", "1")[1]
+    assert "100.0%" not in shown
+    assert "no request arrived" in shown
 
 
 def test_events_that_do_nothing_are_told(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
