@@ -25,7 +25,8 @@ class Candidates:
     """W workers (sorted by id) and the P plans they allow: `colocated_count` colocated ones first.
 
     `pre`, `dec`: [P] index of the worker that prefills and that decodes (equal when colocated).
-    `page_tokens` and `decodes` (1 where a worker can hold running decodes, 0 on prefill workers) are [W].
+    `page_tokens`, `decodes` (1 where a worker can hold running decodes, 0 on prefill workers) and `mode_of`
+    (0 where requests can run colocated, else 1) are [W].
     Link columns are [P] and zero for colocated plans. `wire_bytes`, `window_wire_bytes`: moved bytes per
     token of the growing and of the window layers, the latter for at most `window_tokens` per sequence;
     `bounded`: there are such layers, or a fixed state. `merged_descriptors`: descriptors of one
@@ -48,6 +49,7 @@ class Candidates:
     every: Bools
     page_tokens: Floats
     decodes: Floats
+    mode_of: Ints
     pre: Ints
     dec: Ints
     split: Bools
@@ -137,6 +139,7 @@ class Candidates:
                 columns[name][row] = value
             if plan.key in met:
                 columns["meeting_s"][row] = columns["meeting_s_per_byte"][row] = 0.0
+        alone = [row for row in rows if isinstance(row[0], Colocated)]
         return cls(
             workers=fleet,
             index=index,
@@ -151,6 +154,7 @@ class Candidates:
             every=np.ones(len(rows), dtype=np.bool_),
             page_tokens=np.array([float(max(1, worker.layout.page_size)) for worker in fleet]),
             decodes=np.array([float(worker.role is not Role.PREFILL) for worker in fleet]),
+            mode_of=np.array([int(i not in pre[: len(alone)]) for i in range(len(fleet))], dtype=np.intp),
             pre=pre,
             dec=dec,
             split=np.array([isinstance(row[0], Split) for row in rows], dtype=np.bool_),

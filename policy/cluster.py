@@ -21,8 +21,8 @@ class State:
     `stall_s_per_token`: measured, 0 where nobody does (`Load`). `mixes_chunks`: as of `Worker`.
     `arrivals_per_s`: requests recently dispatched to it. `moves` is [L]: moves in flight on each link.
     `link_slowness` is [L]: what a move takes there by what was seen, over what the catalogue says of bytes
-    and descriptors; 1: as it says. `ttft_bias` and `itl_bias` are [2], colocated and split:
-    ln(actual / predicted) of late, to be added to a prediction's logarithm. Chunks, KV room and batch
+    and descriptors; 1: as it says. `ttft_bias` and `itl_bias` are [2]: ln(actual / predicted) of late, of
+    colocated and of split requests, to be added to a prediction's logarithm. Chunks, KV room and batch
     slots are at least 1, as `of` sees to.
     """
 

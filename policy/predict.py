@@ -49,7 +49,7 @@ def predict(request: Request, cluster: Cluster) -> Prediction:
 
     transfer: chunks travel while later ones are computed, so the move ends at max over chunks i of
     (compute done i + wire of chunks i..last); what exceeds the prefill is visible. ttft = (queue +
-    prefill + transfer + repack + admission + itl / 2) * exp(ttft_bias), itl likewise by its own.
+    prefill + transfer + repack + admission + itl / 2) * exp(ttft_bias).
     """
     table, state = cluster.candidates, cluster.state
     pre, dec = table.pre, table.dec
@@ -93,9 +93,7 @@ def predict(request: Request, cluster: Cluster) -> Prediction:
     transfer += meeting
 
     count = table.colocated_count
-    off_ttft, off_itl = np.exp(state.ttft_bias), np.exp(state.itl_bias)
-    itl[:count] *= off_itl[0]
-    itl[count:] *= off_itl[1]
+    off_ttft = np.exp(state.ttft_bias)
     ttft = np.empty((2, len(pre)))
     median, cautious = ttft
     np.add.reduce(terms[:ITL], axis=0, out=median)

@@ -25,9 +25,9 @@ LOGISTIC = 1.702
 # How far from its prediction a delay ends up, and where decodes begin to count as lost. The study had 0.335,
 # 0.18 and 0.9; with queues in seconds and decodes that share steps with chunks, predictions are closer.
 # Tuned in the simulator on the first half of each trace.
-TTFT_SIGMA = 0.3
-ITL_SIGMA = 0.1
-ITL_MARGIN = 0.97
+TTFT_SIGMA = 0.2
+ITL_SIGMA = 0.07
+ITL_MARGIN = 1.0
 LINEAR = 0.1
 TAIL = 1e-3
 SATURATES = 11.0

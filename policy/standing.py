@@ -57,7 +57,8 @@ def standing(request: Request, cluster: Cluster) -> Standing:
 
     wait = others' tokens ahead * s per token + own seconds ahead. admission: what KV tokens or batch slots
     are short of, over the rate at which running requests free them (all of them once per output length).
-    What prefill does to those who decode is in `interference`.
+    What prefill does to those who decode is in `interference`; times between tokens are corrected by what
+    they were off by of late where requests run colocated, and where they do not.
     """
     table, state = cluster.candidates, cluster.state
     prompt, sequences = float(request.prompt_tokens), float(max(1, request.sequences))
@@ -93,6 +94,7 @@ def standing(request: Request, cluster: Cluster) -> Standing:
     steps[0] = _step(state, running, resident)
     steps[1] = _step(state, running + joining, np.minimum(joined, room))
     decoding = interference(state, steps, running, new, prefill, waits[0], remaining)
+    itls = decoding.itls_s * np.exp(state.itl_bias).take(table.mode_of)
 
     short = np.minimum(room, prompt + sequences * output)
     short += context
@@ -103,7 +105,7 @@ def standing(request: Request, cluster: Cluster) -> Standing:
     decodes /= slots
     np.maximum(short, decodes, out=short)
     np.maximum(short, 0.0, out=short)
-    short *= decoding.itls_s[0]
+    short *= itls[0]
     short *= output
     behind = waits[1] / (1.0 - np.minimum(state.prefill_share, MAX_PREFILL_SHARE))
     behind *= state.arrivals_per_s
@@ -119,7 +121,7 @@ def standing(request: Request, cluster: Cluster) -> Standing:
         stall_s=decoding.stall_s,
         admission_s=short,
         running=running,
-        itls_s=decoding.itls_s,
+        itls_s=itls,
         behind=behind,
         waits_s=waits,
         remaining_tokens=remaining,

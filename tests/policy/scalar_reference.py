@@ -59,10 +59,11 @@ class OnWorker:
             mixed_steps = min((queued + more * self.new) / budget, self.remaining)
             return (mixed_steps * mixed + (self.remaining - mixed_steps) * background) / self.remaining
 
+        off = math.exp(s.itl_bias[int(not w.can_colocate or not w.healthy)])
         alone = step(self.running, resident)
         joined = min(resident + joining * (self.prompt / self.seq + self.out / 2), room)
-        self.itl, self.stalled = itl(alone, 0), itl(alone, 1)
-        self.grown = itl(step(self.running + joining, joined), 0)
+        self.itl, self.stalled = off * itl(alone, 0), off * itl(alone, 1)
+        self.grown = off * itl(step(self.running + joining, joined), 0)
         self.stall = measured * self.new if measured else self.prefill
         if w.mixes_chunks and not measured:
             mixed = max(alone, budget * v.prefill_s_per_token)
@@ -118,7 +119,7 @@ def terms(request: Request, cluster: Cluster, plan: Plan) -> dict[str, float]:
         slow = 3 * link.alpha_s + visible(slow_wire, pre) + meeting
         if relation.kind is RelationKind.STAGED:
             repack = 2 * moved / 100e9
-    itl = dec.grown * math.exp(state.itl_bias[int(split)])
+    itl = dec.grown
     biased = math.exp(state.ttft_bias[int(split)])
     ttft = pre.wait + pre.prefill + transfer + repack + dec.admission + itl / 2
     cautious_ttft = (
@@ -126,10 +127,10 @@ def terms(request: Request, cluster: Cluster, plan: Plan) -> dict[str, float]:
     )
     ttft, cautious_ttft = biased * ttft, biased * cautious_ttft
     slo = request.slo
-    shared = g(dec.grown, slo.itl_s, 0.1, 0.97)
-    shared += pre.running * (g(pre.stalled, slo.itl_s, 0.1, 0.97) - g(pre.itl, slo.itl_s, 0.1, 0.97))
-    shared += dec.running * (g(dec.grown, slo.itl_s, 0.1, 0.97) - g(dec.itl, slo.itl_s, 0.1, 0.97))
-    shared += pre.behind * (g(pre.wait + pre.prefill, slo.ttft_s, 0.3) - g(pre.wait, slo.ttft_s, 0.3))
+    shared = g(dec.grown, slo.itl_s, 0.07, 1.0)
+    shared += pre.running * (g(pre.stalled, slo.itl_s, 0.07, 1.0) - g(pre.itl, slo.itl_s, 0.07, 1.0))
+    shared += dec.running * (g(dec.grown, slo.itl_s, 0.07, 1.0) - g(dec.itl, slo.itl_s, 0.07, 1.0))
+    shared += pre.behind * (g(pre.wait + pre.prefill, slo.ttft_s, 0.2) - g(pre.wait, slo.ttft_s, 0.2))
     return {
         "prefill": pre.prefill,
         "queue": pre.wait,
@@ -139,8 +140,8 @@ def terms(request: Request, cluster: Cluster, plan: Plan) -> dict[str, float]:
         "itl": itl,
         "ttft": ttft,
         "cautious_ttft": cautious_ttft,
-        "score": g(ttft, slo.ttft_s, 0.3) + shared,
-        "cautious": g(cautious_ttft, slo.ttft_s, 0.3) + shared,
+        "score": g(ttft, slo.ttft_s, 0.2) + shared,
+        "cautious": g(cautious_ttft, slo.ttft_s, 0.2) + shared,
         "harm": pre.running * pre.stall
         + dec.running * (dec.grown - dec.itl) * dec.remaining
         + pre.behind * pre.prefill,
