@@ -34,12 +34,13 @@ def interference(
 
     Where chunks and decodes share steps (`State.mixes_chunks`), a mixed step gives a token too:
 
-        mixed = max(step, (chunk - running) * prefill s per token)     the decodes come off the chunk
+        mixed = max(step, (chunk - running) * prefill s per token)     the decodes come off the chunk, or
+                step + (chunk - running) * measured stall per token     where the worker's plugin tells it
         background = 1 / (share / mixed + (1 - share) / step)           share of time in prefills
         itl = background + min(1, tokens / (chunk - running) / remaining) * (mixed - background)
 
     with the tokens queued there, and this prompt's, spread over the `remaining` tokens of an answer. Where
-    decodes wait until no prompt does, and where the worker's plugin measures how long they do:
+    decodes wait until no prompt does:
 
         background = step / (1 - share);  itl = background + seconds held up / remaining
     """
@@ -54,12 +55,13 @@ def interference(
     itls[0] = background[0] + held_s / remaining
     itls[1] = itls[0] + stall_s / remaining
     itls[2] = background[1] + held_s / remaining
-    mixes = state.mixes_chunks & ~told
+    mixes = state.mixes_chunks
     if not mixes[mixes.argmax()]:
         return Interference(itls, stall_s)
 
     budget = np.maximum(state.chunk_tokens - running, MIN_BUDGET_TOKENS)
     mixed = np.maximum(steps_s, budget * state.prefill_s_per_token)
+    mixed = np.where(told, steps_s + budget * measured, mixed)
     background = 1.0 / ((1.0 - share) / steps_s + share / mixed)
     slower = mixed - background
     per_token = 1.0 / (budget * remaining)

@@ -49,12 +49,17 @@ class OnWorker:
         def step(batch: float, tokens: float) -> float:
             return v.decode_base_s + v.decode_s_per_sequence * batch + v.decode_s_per_context_token * tokens
 
+        def mixed_step(pure: float) -> float:
+            if measured:
+                return pure + budget * measured
+            return max(pure, budget * v.prefill_s_per_token)
+
         def itl(pure: float, more: float) -> float:
-            if measured or not w.mixes_chunks:
+            if not w.mixes_chunks:
                 held_s = measured * queued if measured else self.wait
                 stall_s = measured * self.new if measured else self.prefill
                 return pure / (1 - share) + (held_s + more * stall_s) / self.remaining
-            mixed = max(pure, budget * v.prefill_s_per_token)
+            mixed = mixed_step(pure)
             background = 1 / (share / mixed + (1 - share) / pure)
             mixed_steps = min((queued + more * self.new) / budget, self.remaining)
             return (mixed_steps * mixed + (self.remaining - mixed_steps) * background) / self.remaining
@@ -65,9 +70,8 @@ class OnWorker:
         self.itl, self.stalled = off * itl(alone, 0), off * itl(alone, 1)
         self.grown = off * itl(step(self.running + joining, joined), 0)
         self.stall = measured * self.new if measured else self.prefill
-        if w.mixes_chunks and not measured:
-            mixed = max(alone, budget * v.prefill_s_per_token)
-            self.stall = self.new / budget * (mixed - alone)
+        if w.mixes_chunks:
+            self.stall = self.new / budget * (mixed_step(alone) - alone)
         missing_tokens = context + min(self.prompt + self.seq * self.out, room) - room
         missing_slots = decodes + self.seq - slots
         short = max(missing_tokens / max(resident, 1), missing_slots / slots, 0)

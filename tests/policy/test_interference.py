@@ -43,6 +43,15 @@ def test_decodes_that_share_no_steps_wait_for_every_prompt() -> None:
     assert standing.itls_s[:2, 0] == pytest.approx([0.01 + 0.3 / 100, 0.01 + 0.4 / 100])
 
 
+def test_a_measured_stall_says_how_much_longer_a_mixed_step_is() -> None:
+    # 500 tokens at 20 us each: 20 ms instead of 10
+    load = busy(12, 1_000, stall_s_per_token=2e-5, prefill_tokens=1e6)
+    told = cluster([worker(Role.DECODE, local_prefill=True, speed=SPEED, load=load, mixes_chunks=True)])
+    standing = predict(ask(1000, expected_output_tokens=200.0), told).standing
+    assert standing.itls_s == pytest.approx(0.02)
+    assert standing.stall_s == pytest.approx([1000 * 2e-5])
+
+
 @given(st.floats(0, 400), st.floats(0, 1), st.floats(0, 1e6), st.integers(1, 200_000), st.floats(1, 4000))
 def test_nobody_waits_longer_for_a_token_than_a_mixed_step(
     decodes: float, share: float, queued: float, tokens: int, output: float
