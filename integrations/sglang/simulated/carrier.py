@@ -23,13 +23,15 @@ class Carrier:
         self._world, self._spec, self._scale = world, spec, time_scale
         self._source = world.sends[world.index[spec.id]]
         self._ways: dict[str, tuple[Nic, Carriage]] = {}
+        self._met_s: dict[str, float] = {}
 
     def meeting_s(self, destination: str) -> float:
-        """What the pair's first contact takes; 0 from then on."""
-        if destination in self._ways:
-            return 0.0
-        self._ways[destination] = self._way(destination)
-        return self._world.path.first_contact_s
+        """What is left of the pair's first contact; 0 once that is over."""
+        now_s = self._world.events.now_s
+        if destination not in self._ways:
+            self._ways[destination] = self._way(destination)
+            self._met_s[destination] = now_s + self._world.path.first_contact_s
+        return max(0.0, self._met_s[destination] - now_s)
 
     def begin(
         self, destination: str, prompt_tokens: int, held_tokens: int, done: Callable[[], None]
