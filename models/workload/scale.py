@@ -8,6 +8,9 @@ import numpy as np
 from kvferry.models.workload.base import Workload
 from kvferry.models.workload.merge import dense, merge
 
+# No gaps that anybody measured: nothing to scale, and scaling them would overflow.
+AT_ONCE_S = 1e-9
+
 
 def at_rate(workload: Workload, rate_rps: float, duration_s: float | None = None) -> Workload:
     """The first rate * duration requests, their time compressed or stretched to fill the duration.
@@ -28,7 +31,7 @@ def at_rate(workload: Workload, rate_rps: float, duration_s: float | None = None
     long = repeated(workload, count + 1)
     span_s = float(long.arrival_s[count])
     part = long.take(np.arange(count), long.arrival_s[:count])
-    if span_s <= 0:  # all at once
+    if span_s < AT_ONCE_S:
         return part
     return replace(part, arrival_s=part.arrival_s * (duration_s / span_s))
 

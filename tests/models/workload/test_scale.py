@@ -51,6 +51,15 @@ def test_all_at_another_rate_keep_their_bursts(workload: Workload, rate_rps: flo
     assert pattern(scaled) == pattern(workload)
 
 
+@pytest.mark.parametrize("gap_s", [0.0, 2e-313, 1e-300, 1e-12])
+def test_what_comes_at_once_still_does(gap_s: float) -> None:
+    workload = Workload.of("w", [0.0, gap_s, 0.5], [1, 1, 1], [1, 2, 3])
+    assert at_rate(workload, 1.0, 1.0).arrival_s.tolist() == [0.0]
+    both = at_rate(Workload.of("w", [0.0, gap_s], [1, 1], [1, 2]), 0.02, 100.0).arrival_s
+    assert np.isfinite(both).all()
+    assert (both <= 100.0).all()
+
+
 @given(workloads(), st.integers(1, 120), st.floats(0.1, 100))
 def test_count_and_duration_are_as_asked(workload: Workload, count: int, duration_s: float) -> None:
     scaled = at_rate(workload, count / duration_s, duration_s)
