@@ -43,6 +43,7 @@ def _load(name: str) -> Any:
 
 
 fakes = _load("fakeworker")
+_load("simulatedworkers")
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,8 @@
 """Halves of split requests on simulated workers: how they meet, and how they fail."""
 
 import asyncio
-import importlib.util
 import json
 import random
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from simulatedworkers import cluster_spec, events, idle, post, wanted
 
 from kvferry.integrations.sglang.body import Endpoint
 from kvferry.integrations.sglang.simulated.asked import asked
@@ -20,21 +19,6 @@ from kvferry.integrations.sglang.simulated.cluster import SimulatedCluster
 from kvferry.integrations.sglang.simulated.flight import Inbox
 from kvferry.integrations.sglang.simulated.options import SimulationOptions
 
-
-def _load(name: str) -> Any:
-    # tests are no package (importmode=importlib), so a helper beside them is loaded by its path
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-helper = _load("simulatedworkers")
-cluster_spec, post, events = helper.cluster_spec, helper.post, helper.events
-idle, wanted = helper.idle, helper.wanted
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "generate_answers.json").read_text())
 UNSAID = {"weight_versions", "storage_prefetch_wait", "storage_staging_wait", "api_server_dispatch_finish_ts"}
 CALM = SimulationOptions(time_scale=10.0)

@@ -1,32 +1,16 @@
 """The real router before simulated workers."""
 
 import asyncio
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from simulatedworkers import cluster_spec, wanted
 
 from kvferry.integrations.sglang.plugin.wire import RequestRecord, decode
 from kvferry.integrations.sglang.poller import Target
 from kvferry.integrations.sglang.simulated.cluster import SimulatedCluster
 from kvferry.integrations.sglang.simulated.options import SimulationOptions
 
-
-def _load(name: str) -> Any:
-    # tests are no package (importmode=importlib), so a helper beside them is loaded by its path
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-helper = _load("simulatedworkers")
-cluster_spec, wanted = helper.cluster_spec, helper.wanted
 PATHS = {"mooncake": "ib_ndr400_gdr_per_nic"}
 
 

@@ -1,9 +1,7 @@
 """One simulated worker, asked as SGLang is."""
 
 import asyncio
-import importlib.util
 import json
-import sys
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from simulatedworkers import cluster_spec, events, idle, post, wanted
 
 from kvferry.integrations.sglang.describe import worker_of
 from kvferry.integrations.sglang.simulated.cluster import SimulatedCluster
@@ -19,21 +18,6 @@ from kvferry.integrations.sglang.simulated.options import SimulationOptions
 from kvferry.models.loads import load_of
 from kvferry.policy.worker import Role
 
-
-def _load(name: str) -> Any:
-    # tests are no package (importmode=importlib), so a helper beside them is loaded by its path
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-helper = _load("simulatedworkers")
-cluster_spec, post, events = helper.cluster_spec, helper.post, helper.events
-idle, wanted = helper.idle, helper.wanted
 FAST = 30.0
 GOLDEN = Path(__file__).parent / "golden"
 
