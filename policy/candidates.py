@@ -31,8 +31,9 @@ class Candidates:
     token of the growing and of the window layers, the latter for at most `window_tokens` per sequence;
     `bounded`: there are such layers, or a fixed state. `merged_descriptors`: descriptors of one
     contiguous run (0 where pages never merge).
-    `link_index` numbers the distinct links, so that moves in flight can be counted on each. `every` is
-    true for all plans. `impossible` gives reason code and text for every plan or pair that cannot run.
+    `link_index` numbers the distinct links, so that moves in flight can be counted on each; a link is there
+    once for every kind of layout relation (`link_relations`) moved over it. `every` is true for all plans.
+    `impossible` gives reason code and text for every plan or pair that cannot run.
     All workers serve one model.
     """
 
@@ -54,6 +55,7 @@ class Candidates:
     dec: Ints
     split: Bools
     link_index: Ints
+    link_relations: tuple[str, ...]
     alpha_s: Floats
     s_per_byte: Floats
     s_per_byte_slow: Floats
@@ -117,7 +119,7 @@ class Candidates:
         impossible: dict[str, tuple[Reason, str]],
         met: frozenset[str],
     ) -> "Candidates":
-        links: dict[tuple[str, str, str], int] = {}
+        links: dict[tuple[str, str, str, str], int] = {}
         distinct: list[Link] = []
         columns = {name: np.zeros(len(rows)) for name in _COLUMNS}
         link_index = np.zeros(len(rows), dtype=np.intp)
@@ -130,7 +132,7 @@ class Candidates:
             assert link is not None
             assert relation is not None
             pre[row], dec[row] = index[plan.prefill], index[plan.decode]
-            key = (link.src_host, link.dst_host, link.transport)
+            key = (link.src_host, link.dst_host, link.transport, relation.kind.value)
             if key not in links:
                 links[key] = len(distinct)
                 distinct.append(link)
@@ -159,6 +161,7 @@ class Candidates:
             dec=dec,
             split=np.array([isinstance(row[0], Split) for row in rows], dtype=np.bool_),
             link_index=link_index,
+            link_relations=tuple(key[3] for key in links),
             **columns,
         )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvferry.policy.candidates import Bools, Candidates, Floats, LinkOf
+from kvferry.policy.correction import Corrector
 from kvferry.policy.worker import Worker
 
 
@@ -21,9 +22,12 @@ class State:
     `stall_s_per_token`: measured, 0 where nobody does (`Load`). `mixes_chunks`: as of `Worker`.
     `arrivals_per_s`: requests recently dispatched to it. `moves` is [L]: moves in flight on each link.
     `link_slowness` is [L]: what a move takes there by what was seen, over what the catalogue says of bytes
-    and descriptors; 1: as it says. `ttft_bias` and `itl_bias` are [2]: ln(actual / predicted) of late, of
-    colocated and of split requests, to be added to a prediction's logarithm. Chunks, KV room and batch
-    slots are at least 1, as `of` sees to.
+    and descriptors; 1: as it says. `link_offset_s` [L] is what a move takes there beyond that whatever its
+    size, `link_byte_factor` and `link_descriptor_factor` [L] what bytes and descriptors have shown to cost in
+    the long run over what the catalogue says. `ttft_bias` and `itl_bias` are [2]: ln(actual / predicted) of
+    late, of colocated and of split requests, to be added to a prediction's logarithm; `ttft_wide`, `itl_wide`
+    [2] and `transfer_wide` [1]: what is to be added to that of its 90th percentile, for 90% of outcomes to be
+    under it. Chunks, KV room and batch slots are at least 1, as `of` sees to.
     """
 
     prefill_base_s: Floats
@@ -52,13 +56,19 @@ class State:
     moves: Floats
     ttft_bias: Floats
     itl_bias: Floats
+    ttft_wide: Floats
+    itl_wide: Floats
+    transfer_wide: Floats
     link_slowness: Floats
+    link_offset_s: Floats
+    link_byte_factor: Floats
+    link_descriptor_factor: Floats
 
     @classmethod
     def of(cls, candidates: Candidates) -> "State":
         """The workers' last reports, with nothing of our own in flight."""
         fleet = candidates.workers
-        count = len(fleet)
+        count, links = len(fleet), max(1, len(candidates.links))
 
         def column(get: Callable[[Worker], float]) -> Floats:
             return np.fromiter((get(worker) for worker in fleet), dtype=np.float64, count=count)
@@ -90,21 +100,29 @@ class State:
             own_decodes=np.zeros(count),
             own_context_tokens=np.zeros(count),
             arrivals_per_s=np.zeros(count),
-            moves=np.zeros(max(1, len(candidates.links))),
+            moves=np.zeros(links),
             ttft_bias=np.zeros(2),
             itl_bias=np.zeros(2),
-            link_slowness=np.ones(max(1, len(candidates.links))),
+            ttft_wide=np.zeros(2),
+            itl_wide=np.zeros(2),
+            transfer_wide=np.zeros(1),
+            link_slowness=np.ones(links),
+            link_offset_s=np.zeros(links),
+            link_byte_factor=np.ones(links),
+            link_descriptor_factor=np.ones(links),
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cluster:
-    """`excluded`: worker ids and plan keys that this request must not use (already tried)."""
+    """`excluded`: worker ids and plan keys that this request must not use (already tried). `corrector`: a
+    learned model over the structured predictions; None: there is none."""
 
     candidates: Candidates
     state: State
     time_s: float = 0.0
     excluded: frozenset[str] = field(default_factory=frozenset)
+    corrector: Corrector | None = None
 
     @classmethod
     def of(cls, workers: Sequence[Worker], link_of: LinkOf, time_s: float = 0.0) -> "Cluster":

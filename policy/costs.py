@@ -7,10 +7,11 @@ from kvferry.policy.deferring import Deferring
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A predicted quantity: its median and its 90th percentile, in the unit its field names."""
+    """A predicted quantity: its median, 90th and (0: nobody says) 99th percentile, in its field's unit."""
 
     p50: float
     p90: float
+    p99: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,9 @@ class Costs(Deferring):
     late (`State.ttft_bias`). itl: mean gap between tokens, corrected likewise. harm_s: delay put on others,
     in request-seconds (stalled decodes, a grown batch, the prefill queue behind). score: expected SLO loss
     plus harm, the quantity minimised; cautious_score: the same at pessimistic terms.
+
+    `structured_ttft_s` and `structured_itl_s`: medians before a learned model corrected them; `fallback`: why
+    one that was there did not. `features`: what it was, or would have been, shown (`policy.features`).
     """
 
     queue_s: Estimate
@@ -39,3 +43,7 @@ class Costs(Deferring):
     descriptors: int = 0
     relation: str = ""
     path_class: str = ""
+    structured_ttft_s: float = 0.0
+    structured_itl_s: float = 0.0
+    fallback: str = ""
+    features: tuple[float, ...] = ()

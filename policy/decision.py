@@ -37,6 +37,10 @@ class Reason(StrEnum):
     NO_PARTNER = "no_partner"  # a prefill worker without a decode worker, or the other way round
 
 
+# The model version where no learned model had its say.
+STRUCTURED = "structured"
+
+
 @dataclass(frozen=True, slots=True)
 class Decision(Deferring):
     """`deadline_s` is how long after dispatch the first byte may take before the router rescues."""
@@ -49,7 +53,7 @@ class Decision(Deferring):
     reasons_against: Mapping[str, str] = field(default_factory=dict)
     propensity_mode: float = 1.0
     propensity_plan: float = 1.0
-    model_version: str = "catalogue"
+    model_version: str = STRUCTURED
     safe_rule: str = ""
     deadline_s: float = 30.0
     view_age_s: float = 0.0

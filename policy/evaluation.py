@@ -9,11 +9,12 @@ import numpy as np
 
 from kvferry.policy.candidates import Bools, Floats
 from kvferry.policy.cluster import Cluster
+from kvferry.policy.corrected import predicted, told
 from kvferry.policy.costs import Costs, Estimate
-from kvferry.policy.decision import Decision, NoPlanError, Reason
+from kvferry.policy.decision import STRUCTURED, Decision, NoPlanError, Reason
 from kvferry.policy.deferring import Deferring
 from kvferry.policy.plan import Plan
-from kvferry.policy.predict import Prediction, costs_of, predict
+from kvferry.policy.predict import Prediction, costs_of
 from kvferry.policy.reasons import REASONS, against, no_rival, reason_codes
 from kvferry.policy.request import Request
 from kvferry.policy.score import Scores, score
@@ -62,7 +63,7 @@ class Evaluation(Deferring):
         table = cluster.candidates
         if not table.plans:
             raise _no_plan(cluster)
-        prediction = predict(request, cluster)
+        prediction = predicted(request, cluster)
         if prediction.feasible is table.every and prediction.fits is table.every:
             return cls._with(request, cluster, prediction, table.every, None)
         usable = prediction.feasible & prediction.fits
@@ -159,6 +160,7 @@ class Evaluation(Deferring):
             policy=policy,
             propensity_mode=propensity_mode,
             propensity_plan=propensity_plan,
+            model_version=self._model_version(row),
             safe_rule=safe_rule,
             view_age_s=max(0.0, float(age_s)),
         )
@@ -181,8 +183,13 @@ class Evaluation(Deferring):
         decision.defer(refused, "reasons_against")
         return decision
 
+    def costs_of(self, rows: Sequence[int], scores: Floats) -> list[Costs]:
+        """The predicted terms of some plans, corrected where a model does; `scores` is [2, P]."""
+        costs = costs_of(self.prediction, self.cluster, rows, scores)
+        return told(costs, rows, self.request, self.cluster, self.prediction)
+
     def _costs_of(self, row: int) -> Costs:
-        (costs,) = costs_of(self.prediction, self.cluster, [row], _unscored(len(self.usable)))
+        (costs,) = self.costs_of([row], _unscored(len(self.usable)))
 
         def scores() -> dict[str, object]:
             median, cautious = self.scores.both[:, row].tolist()
@@ -190,6 +197,12 @@ class Evaluation(Deferring):
 
         costs.defer(scores, "score", "cautious_score")
         return costs
+
+    def _model_version(self, row: int) -> str:
+        correction, corrector = self.prediction.correction, self.cluster.corrector
+        if correction is None or corrector is None or not correction.inside[row]:
+            return STRUCTURED
+        return corrector.version
 
     def _rival(self, row: int) -> int:
         """Row of the best plan of the other mode; -1: there is none."""
@@ -240,7 +253,7 @@ class Alternatives(Sequence[tuple[Plan, Costs]]):
     def __getitem__(self, place: int | slice) -> tuple[Plan, Costs] | Sequence[tuple[Plan, Costs]]:
         if self._found is None:
             whole = self._evaluation
-            costs = costs_of(whole.prediction, whole.cluster, self._rows, whole.scores.both)
+            costs = whole.costs_of(self._rows, whole.scores.both)
             plans = [whole.cluster.candidates.plans[row] for row in self._rows]
             self._found = tuple(zip(plans, costs, strict=True))
         return self._found[place]

@@ -7,6 +7,7 @@ import numpy as np
 
 from kvferry.policy.candidates import Bools, Floats
 from kvferry.policy.cluster import Cluster
+from kvferry.policy.correction import Correction
 from kvferry.policy.costs import Costs, Estimate
 from kvferry.policy.layout import Relation
 from kvferry.policy.request import Request
@@ -42,12 +43,18 @@ class Prediction:
     contended_s: Floats
     moved_bytes: Floats
     descriptors: Floats
+    structured_ttft_s: Floats
+    features: Floats | None = None
+    correction: Correction | None = None
 
 
 def predict(request: Request, cluster: Cluster) -> Prediction:
-    """Terms of `request` under every plan of `cluster` (`standing` and `Link` have the formulas).
+    """Structured terms of `request` under every plan of `cluster` (`standing` and `Link` have the formulas).
 
-    transfer: chunks travel while later ones are computed, so the move ends at max over chunks i of
+    wire = (bytes / beta * byte factor + gamma * descriptors * descriptor factor) * slowness * (1 + moves),
+    transfer = what is visible of it + alpha + offset.  The factors and the offset are learned (`State`).
+
+    Chunks travel while later ones are computed, so the move ends at max over chunks i of
     (compute done i + wire of chunks i..last); what exceeds the prefill is visible. ttft = (queue +
     prefill + transfer + repack + admission + itl / 2) * exp(ttft_bias).
     """
@@ -65,13 +72,17 @@ def predict(request: Request, cluster: Cluster) -> Prediction:
     descriptors += moved * table.descriptors_per_token
     moves = state.moves.take(table.link_index)
     slowness = state.link_slowness.take(table.link_index)
+    per_byte = state.link_byte_factor.take(table.link_index)
     posting = table.gamma_s * descriptors
+    posting *= state.link_descriptor_factor.take(table.link_index)
     wire = moved_bytes * table.s_per_byte
+    wire *= per_byte
     wire += posting
     wire *= slowness
     contended = wire * moves
     wire += contended
     slow = moved_bytes * table.s_per_byte_slow
+    slow *= per_byte
     slow += posting
     slow *= slowness
     slow *= moves + 1.0
@@ -85,11 +96,15 @@ def predict(request: Request, cluster: Cluster) -> Prediction:
     np.multiply(moved_bytes, table.repack_s_per_byte, out=repack)
     hidden = _hidden(worker, cluster)
     slow = _visible(slow, hidden)
-    slow += table.alpha_s * SLOW_ALPHA
+    latency = state.link_offset_s.take(table.link_index)
+    latency *= table.split
+    latency += table.alpha_s
+    np.maximum(latency, 0.0, out=latency)
+    slow += latency * SLOW_ALPHA
     meeting = table.meeting_s_per_byte * moved_bytes
     meeting += table.meeting_s
     slow += meeting
-    np.add(_visible(wire, hidden), table.alpha_s, out=transfer)
+    np.add(_visible(wire, hidden), latency, out=transfer)
     transfer += meeting
 
     count = table.colocated_count
@@ -115,42 +130,53 @@ def predict(request: Request, cluster: Cluster) -> Prediction:
         contended_s=contended,
         moved_bytes=moved_bytes,
         descriptors=descriptors,
+        structured_ttft_s=median,
     )
 
 
 def costs_of(prediction: Prediction, cluster: Cluster, rows: Sequence[int], scores: Floats) -> list[Costs]:
     """The predicted terms of some plans as plain data; `scores` is [2, P], median and cautious."""
-    table, where = cluster.candidates, np.array(rows, dtype=np.intp)
-    pre, dec = table.pre.take(where), table.dec.take(where)
-    wide = 1.0 + Z90 * cluster.state.spread
-    columns = np.empty((15, len(rows)))
+    table, state, where = cluster.candidates, cluster.state, np.array(rows, dtype=np.intp)
+    pre, dec, split = table.pre.take(where), table.dec.take(where), table.split.take(where)
+    wide = 1.0 + Z90 * state.spread
+    columns = np.empty((19, len(rows)))
     columns[:6] = prediction.terms.take(where, axis=1)
     columns[6], columns[7] = wide.take(pre), wide.take(dec)
     columns[8] = prediction.transfer_p90_s.take(where)
     columns[9] = prediction.ttft_s[0].take(where)
     columns[10] = prediction.standing.harm_s(pre, dec)
     columns[11:13] = scores.take(where, axis=1)
-    columns[13] = np.exp(cluster.state.ttft_bias).take(table.split.take(where))
+    columns[13] = np.exp(state.ttft_bias).take(split)
     columns[14] = prediction.moved_bytes.take(where)
+    columns[15] = prediction.structured_ttft_s.take(where)
+    columns[16] = prediction.standing.itls_s[2].take(dec)
+    columns[17] = np.exp(state.ttft_wide).take(split)
+    columns[18] = np.exp(state.itl_wide).take(split)
+    slower = float(np.exp(state.transfer_wide[0]))
     return [
-        _costs(values, int(prediction.descriptors[row]), table.relations[row], table.path_classes[row])
+        _costs(
+            values, slower, int(prediction.descriptors[row]), table.relations[row], table.path_classes[row]
+        )
         for row, values in zip(rows, columns.T.tolist(), strict=True)
     ]
 
 
-def _costs(values: list[float], descriptors: int, relation: Relation | None, path_class: str) -> Costs:
+def _costs(
+    values: list[float], slower: float, descriptors: int, relation: Relation | None, path_class: str
+) -> Costs:
     prefill, queue, transfer, repack, admission, itl = values[:6]
-    wide, wide_dec, slow_transfer, ttft, harm, score, cautious, off, moved_bytes = values[6:]
-    slow_repack, slow_admission, slow_itl = SLOW_COPY * repack, SLOW_ADMISSION * admission, itl * wide_dec
+    wide, wide_dec, slow_transfer, ttft, harm, score, cautious, off, moved_bytes = values[6:15]
+    raw_ttft, raw_itl, ttft_wide, itl_wide = values[15:]
+    slow_repack, slow_admission, slow_itl = SLOW_COPY * repack, SLOW_ADMISSION * admission, raw_itl * wide_dec
     waited = (prefill + queue) * wide + slow_transfer + slow_repack + slow_admission
     return Costs(
         queue_s=Estimate(queue, queue * wide),
         prefill_s=Estimate(prefill, prefill * wide),
-        transfer_s=Estimate(transfer, slow_transfer),
+        transfer_s=Estimate(transfer, max(transfer, slow_transfer * slower)),
         repack_s=Estimate(repack, slow_repack),
-        admission_s=Estimate(admission + 0.5 * itl, slow_admission + 0.5 * slow_itl),
-        ttft_s=Estimate(ttft, off * (waited + 0.5 * slow_itl)),
-        itl_s=Estimate(itl, slow_itl),
+        admission_s=Estimate(admission + 0.5 * raw_itl, slow_admission + 0.5 * slow_itl),
+        ttft_s=Estimate(ttft, max(ttft, off * (waited + 0.5 * slow_itl) * ttft_wide)),
+        itl_s=Estimate(itl, max(itl, slow_itl * itl_wide)),
         harm_s=Estimate(harm, harm * wide),
         score=score,
         cautious_score=cautious,
@@ -158,6 +184,8 @@ def _costs(values: list[float], descriptors: int, relation: Relation | None, pat
         descriptors=descriptors,
         relation=relation.kind.value if relation else "",
         path_class=path_class,
+        structured_ttft_s=raw_ttft,
+        structured_itl_s=raw_itl,
     )
 
 

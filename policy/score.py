@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvferry.policy.candidates import Candidates, Floats
-from kvferry.policy.predict import Prediction
+from kvferry.policy.predict import ITL, Prediction
 from kvferry.policy.request import SLO
 
 LOGISTIC = 1.702
@@ -77,6 +77,10 @@ def score(prediction: Prediction, table: Candidates, slo: SLO) -> Scores:
     on_decode[0] = grown
     np.multiply(worker.running, grown - alone, out=on_decode[1])
     shared = (on_prefill[0] + on_prefill[1]).take(table.pre)
-    shared += (on_decode[0] + on_decode[1]).take(table.dec)
+    if prediction.correction is None:
+        shared += (on_decode[0] + on_decode[1]).take(table.dec)
+    else:  # corrected plan by plan
+        shared += on_decode[1].take(table.dec)
+        shared += loss(prediction.terms[ITL], itl_slo_s, ITL_SIGMA, ITL_MARGIN)
     both = ttft + shared
     return Scores(both, both[0], both[1], ttft[0], on_prefill, on_decode)

@@ -20,6 +20,7 @@ from kvferry.integrations.log.record import (
 )
 from kvferry.policy.costs import Costs, Estimate
 from kvferry.policy.decision import Decision
+from kvferry.policy.features import FEATURE_SET
 from kvferry.policy.plan import Plan, Split
 from kvferry.policy.request import Request
 
@@ -79,6 +80,11 @@ def record_of(
         deadline_s=_number(decision.deadline_s),
         view_age_s=_number(decision.view_age_s if view_age_s is None else view_age_s),
         decide_us=_number(decide_us),
+        structured_ttft_s=_number(costs.structured_ttft_s),
+        structured_itl_s=_number(costs.structured_itl_s),
+        fallback=costs.fallback,
+        features=costs.features,
+        feature_set=FEATURE_SET if costs.features else "",
         outcome=outcome,
     )
 
@@ -131,7 +137,7 @@ def _alternative(plan: Plan, costs: Costs) -> Alternative:
 
 
 def _term(estimate: Estimate) -> Term:
-    return Term(_number(estimate.p50), _number(estimate.p90))
+    return Term(_number(estimate.p50), _number(estimate.p90), _number(estimate.p99))
 
 
 def _number(value: float) -> float:

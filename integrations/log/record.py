@@ -15,10 +15,11 @@ Status = Literal["ok", "failed", "cancelled", "rejected"]
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One predicted quantity: median and 90th percentile, in the unit its field names."""
+    """One predicted quantity: median, 90th and (0: nobody said) 99th percentile, in the unit of its field."""
 
     p50: float = 0.0
     p90: float = 0.0
+    p99: float = 0.0
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -42,7 +43,8 @@ class Slo(msgspec.Struct, frozen=True):
 
 
 class RequestFacts(msgspec.Struct, frozen=True):
-    """`cached_tokens`: prompt tokens believed to be held by the chosen prefill worker when deciding."""
+    """`cached_tokens`: prompt tokens believed to be held by the chosen prefill worker when deciding. `tenant`
+    and `family` (the prompt's beginning): hashes, "" where nobody told or nothing could be hashed."""
 
     model: str = ""
     prompt_tokens: int = 0
@@ -56,6 +58,8 @@ class RequestFacts(msgspec.Struct, frozen=True):
     endpoint: str = ""
     stream: bool = False
     seed: int = 0
+    tenant: str = ""
+    family: str = ""
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -185,6 +189,9 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     `mode`: whether the decision acted (`live`, `canary`) or was only logged (`shadow`).
     `safe_rule`: the named rule that decided in place of an uncertain prediction, else "".
     `deadline_s`: how long after dispatch the first byte might take before the router rescued.
+    `structured_*`: medians before the model `model_version` corrected them; `fallback`: why that one, though
+    there, did not. `features`: what it was (or would have been) shown of the chosen plan, in the order of
+    `feature_set`. `explored`: the plan was drawn to learn from it, and another one scored better.
     """
 
     id: str
@@ -205,4 +212,10 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     deadline_s: float = 0.0
     view_age_s: float = 0.0
     decide_us: float = 0.0
+    structured_ttft_s: float = 0.0
+    structured_itl_s: float = 0.0
+    fallback: str = ""
+    features: tuple[float, ...] = ()
+    feature_set: str = ""
+    explored: bool = False
     outcome: Outcome | None = None
