@@ -82,8 +82,10 @@ class Rows:
 
     def take(self, which: NDArray[Any] | slice) -> Self:
         """The rows of a mask, of positions or of a slice (then without a copy)."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        arrays = {name: value[which] for name, value in columns.items() if isinstance(value, np.ndarray)}
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        arrays: dict[str, Any] = {
+            name: value[which] for name, value in columns.items() if isinstance(value, np.ndarray)
+        }
         return replace(self, **arrays)
 
     def in_time_order(self) -> Self:
