@@ -24,8 +24,8 @@ def predicted(request: Request, cluster: Cluster) -> Prediction:
     correction = cluster.corrector.correct(shown)
     structured = prediction.structured_ttft_s.copy()
     off = np.empty((2, len(structured)))
-    np.exp(correction.ttft[0], out=off[0])
-    np.exp(correction.itl[0], out=off[1])
+    np.exp(correction.ttft, out=off[0])
+    np.exp(correction.itl, out=off[1])
     if not correction.all_inside:
         off[:, ~correction.inside] = 1.0
     prediction.ttft_s[:] *= off[0]
@@ -41,9 +41,9 @@ def told(
     """The costs of some plans with what the model was shown of them, and its quantiles for every term."""
     correction = prediction.correction
     if correction is not None:
-        terms = correction.terms(rows)
+        quantiles = correction.quantiles(rows)
         costs = [
-            _told(each, row, terms[:, :, place], correction, cluster)
+            _told(each, row, quantiles[:, :, place], correction, cluster)
             for place, (each, row) in enumerate(zip(costs, rows, strict=True))
         ]
 
@@ -61,10 +61,11 @@ def told(
     return costs
 
 
-def _told(costs: Costs, row: int, terms: Floats, correction: Correction, cluster: Cluster) -> Costs:
+def _told(costs: Costs, row: int, quantiles: Floats, correction: Correction, cluster: Cluster) -> Costs:
     if not correction.inside[row]:
         return dataclasses.replace(costs, fallback=correction.why_not(row))
     state, mode = cluster.state, int(cluster.candidates.split[row])
+    ttft, itl, *terms = quantiles
     known: dict[str, Any] = {
         f"{name}_s": _scaled(getattr(costs, f"{name}_s").p50, logs)
         for name, logs in zip(TERMS, terms, strict=True)
@@ -72,8 +73,8 @@ def _told(costs: Costs, row: int, terms: Floats, correction: Correction, cluster
     }
     return dataclasses.replace(
         costs,
-        ttft_s=_widened(costs.structured_ttft_s, correction.ttft[:, row], float(state.ttft_wide[mode])),
-        itl_s=_widened(costs.structured_itl_s, correction.itl[:, row], float(state.itl_wide[mode])),
+        ttft_s=_widened(costs.structured_ttft_s, ttft, float(state.ttft_wide[mode])),
+        itl_s=_widened(costs.structured_itl_s, itl, float(state.itl_wide[mode])),
         **known,
     )
 
