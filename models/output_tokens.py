@@ -1,6 +1,7 @@
 """How many tokens a model's answers have, learned from those that ended."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 PRIOR_TOKENS = 256.0
@@ -13,6 +14,11 @@ PER_DOUBLING = 4.0
 BINS = 72
 MOST_TOKENS = 1e6
 MOST_WEIGHT = 1e12
+# No histogram is ever worth more answers than this: the sum of FORGETTING^i.
+MOST_ANSWERS = 1.0 / (1.0 - FORGETTING)
+
+# Of one length: its bin, answers that ended there and that were cut, in answers of now, and their tokens.
+Bin = tuple[int, float, float, float]
 
 
 @dataclass(slots=True)
@@ -21,8 +27,9 @@ class OutputTokens:
 
     An answer that was cut off (by its own limit or by its client) tells only that it would have been longer:
     the share of those that reach a bin and end there makes the distribution (Kaplan and Meier's product);
-    what it leaves over lies PRIOR_TOKENS beyond the longest. Weighed against the prior as PRIOR_ANSWERS
-    answers: mean PRIOR_TOKENS, and for the 90th percentile no bound but the limit.
+    what it leaves over lies PRIOR_TOKENS beyond the longest. Weighed (as logarithms) against what is expected
+    without it, which counts as PRIOR_ANSWERS answers: by default mean PRIOR_TOKENS, and for the 90th
+    percentile no bound but the limit.
     """
 
     _ended: list[float] = field(default_factory=lambda: [0.0] * BINS)
@@ -49,34 +56,52 @@ class OutputTokens:
             self._weight = 1.0
         self._known = None
 
-    def expect(self, max_new_tokens: float | None = None) -> tuple[float, float]:
-        """(mean, 90th percentile) of an answer's tokens, neither under 1 nor over its limit."""
-        limit = max(1.0, CAP_TOKENS if max_new_tokens is None else float(min(max_new_tokens, MOST_TOKENS)))
-        mean, p90 = min(PRIOR_TOKENS, limit), min(CAP_TOKENS, limit)
-        answers, lengths = self._answers, self._lengths()
-        if not lengths:
-            return mean, p90
-        share = answers / (answers + PRIOR_ANSWERS)
-        seen_mean = sum(min(tokens, limit) * chance for tokens, chance in lengths)
-        seen_p90 = min(_quantile(lengths, 0.9), limit)
-        mean += share * (seen_mean - mean)
-        p90 = math.exp((1.0 - share) * math.log(p90) + share * math.log(seen_p90))
-        return max(1.0, mean), min(max(1.0, mean, p90), limit)
+    def expect(
+        self, max_new_tokens: float | None = None, without: tuple[float, float] | None = None
+    ) -> tuple[float, float]:
+        """(mean, 90th percentile) of an answer's tokens, neither under 1 nor over its limit; `without`: the
+        same as it would be if nothing had been seen here."""
+        limit = limit_of(max_new_tokens)
+        mean, p90 = without or (min(PRIOR_TOKENS, limit), min(CAP_TOKENS, limit))
+        lengths = self._lengths()
+        if lengths:
+            share = self.answers / (self.answers + PRIOR_ANSWERS)
+            seen_mean = sum(min(tokens, limit) * chance for tokens, chance in lengths)
+            mean = mean ** (1.0 - share) * seen_mean**share
+            p90 = p90 ** (1.0 - share) * min(_quantile(lengths, 0.9), limit) ** share
+        mean = min(max(1.0, mean), limit)
+        return mean, min(max(mean, p90), limit)
+
+    def bins(self) -> list[Bin]:
+        """All that it has seen, in rising order."""
+        rows = enumerate(zip(self._ended, self._cut, self._tokens, strict=True))
+        by = self._weight
+        return [(at, ended / by, cut / by, tokens / by) for at, (ended, cut, tokens) in rows if tokens]
+
+    def add(self, bins: Iterable[Bin], share: float = 1.0) -> None:
+        """What another has seen, too, each answer counted as `share` of one."""
+        by = share * self._weight
+        for at, ended, cut, tokens in bins:
+            self._ended[at] += by * ended
+            self._cut[at] += by * cut
+            self._tokens[at] += by * tokens
+            self._total += by * (ended + cut)
+        self._known = None
 
     @property
     def remaining(self) -> float:
         """Mean tokens that an answer found in progress has left: E[X^2] / (2 E[X]), longer ones being met
         more often; by the prior's (exponential) PRIOR_TOKENS as far as nothing was seen."""
-        answers, lengths = self._answers, self._lengths()
+        lengths = self._lengths()
         if not lengths:
             return PRIOR_TOKENS
-        share = answers / (answers + PRIOR_ANSWERS)
+        share = self.answers / (self.answers + PRIOR_ANSWERS)
         square = sum(tokens * tokens * chance for tokens, chance in lengths)
         mean = sum(tokens * chance for tokens, chance in lengths)
         return (1.0 - share) * PRIOR_TOKENS + share * square / (2.0 * mean)
 
     @property
-    def _answers(self) -> float:
+    def answers(self) -> float:
         """How many answers of now the histogram is worth."""
         return self._total / self._weight
 
@@ -101,6 +126,11 @@ class OutputTokens:
         if left > 1e-9:
             found.append((longest + PRIOR_TOKENS, left))
         return found
+
+
+def limit_of(max_new_tokens: float | None) -> float:
+    """The most tokens that an answer is thought to have."""
+    return max(1.0, CAP_TOKENS if max_new_tokens is None else float(min(max_new_tokens, MOST_TOKENS)))
 
 
 def _quantile(lengths: tuple[tuple[float, float], ...], share: float) -> float:
