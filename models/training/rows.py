@@ -25,7 +25,8 @@ class Rows:
     features: [N, F], rows of `policy.features.FEATURES`. actual_s: [N, 7], what was measured of TARGETS, and
     structured_s: [N, 7], the structured medians of the same, in seconds. time_s: [N], Unix seconds of the
     decision. split: [N], whether the plan was a split one. key: [N], which request it was (a hash).
-    predicted_s: [N, 3, 7], what the version that decided said at QUANTILES; None where it was not read.
+    predicted_s: [N, 3, 7], what the version that decided said at QUANTILES, and corrected: [N], whether that
+    was a learned model's correction; None where they were not read.
     Raises ValueError on shapes that do not belong together.
     """
 
@@ -36,6 +37,7 @@ class Rows:
     split: NDArray[np.bool_]
     key: NDArray[np.uint64]
     predicted_s: F32 | None = None
+    corrected: NDArray[np.bool_] | None = None
     feature_set: str = FEATURE_SET
 
     def __post_init__(self) -> None:
@@ -48,6 +50,7 @@ class Rows:
             "split": (rows,),
             "key": (rows,),
             "predicted_s": (rows, len(QUANTILES), len(TARGETS)),
+            "corrected": (rows,),
         }
         for name, shape in shapes.items():
             column = getattr(self, name)
@@ -146,6 +149,7 @@ class Rows:
             split=np.empty(0, np.bool_),
             key=np.empty(0, np.uint64),
             predicted_s=np.empty((0, quantiles, wide), np.float32),
+            corrected=np.empty(0, np.bool_),
         )
 
 
