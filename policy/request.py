@@ -20,6 +20,7 @@ class Request:
     counts the tokens of all its prompts and says how many sequences it starts. `held_tokens` maps a
     worker id to the prompt tokens whose KV that worker is believed to hold (0 when absent).
     `seed` is the request's own random number: every draw a policy makes is derived from it.
+    `tenant` and `family` (prompts that begin alike) are hashes, "" where nobody told.
     """
 
     id: str
@@ -34,3 +35,5 @@ class Request:
     block_hashes: tuple[int, ...] = ()
     held_tokens: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
+    tenant: str = ""
+    family: str = ""

@@ -79,6 +79,12 @@ def serve(
     slo_itl_s: Annotated[float | None, typer.Option(help="ITL objective, s [default: 0.05].")] = None,
     poll_interval_s: Annotated[
         float | None, typer.Option(help="How often loads are read, s [default: 0.25].")
+    tenant_header: Annotated[
+        str | None,
+        typer.Option(
+            help="Header that names a request's tenant; a hash is kept [default: x-kvferry-tenant]."
+        ),
+    ] = None,
     ] = None,
     log_file: Annotated[
         Path | None, typer.Option(help="Request log [default: decisions.jsonl in the state folder].")
@@ -123,6 +129,7 @@ def serve(
         "poll_interval_s": poll_interval_s,
         "log_file": log_file,
         "no_log_file": no_log_file or None,
+        "tenant_header": tenant_header,
         "prometheus_port": prometheus_port,
         "log_level": log_level,
         "name": name,

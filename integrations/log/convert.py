@@ -69,6 +69,8 @@ def record_of(
             endpoint=endpoint,
             stream=stream,
             seed=request.seed,
+            tenant=request.tenant,
+            family=request.family,
         ),
         chosen=chosen,
         reason=str(decision.reason),
@@ -85,6 +87,7 @@ def record_of(
         fallback=costs.fallback,
         features=costs.features,
         feature_set=FEATURE_SET if costs.features else "",
+        explored=decision.explored,
         outcome=outcome,
     )
 

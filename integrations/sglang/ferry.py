@@ -24,6 +24,7 @@ from kvferry.integrations.sglang.plugin.wire import LOCAL_MARK
 from kvferry.integrations.sglang.poller import Poller
 from kvferry.integrations.sglang.recent import Recent
 from kvferry.integrations.sglang.settings import Settings
+from kvferry.integrations.sglang.tenant import family_of, tenant_of
 from kvferry.models.book import Book
 from kvferry.models.output_tokens import CAP_TOKENS
 from kvferry.models.prefix import BLOCK_BYTES, BLOCK_TOKENS, block_hashes
@@ -73,7 +74,7 @@ class Ferry:
         self.sink.joined(done)
         self.recent.add(done)
 
-    def passage(self, body: Body, started_s: float) -> Passage:
+    def passage(self, body: Body, started_s: float, headers: Mapping[str, str] | None = None) -> Passage:
         """Everything the policy needs to know of this request. ApiError when it cannot be served."""
         model = self._model(body.model)
         self._check_ids(body, self.fleet.vocab_tokens(model))
@@ -82,7 +83,10 @@ class Ferry:
             prompt_tokens = self.ratio.tokens(model, body.endpoint.value, body.prompt_units)
         hashes = block_hashes(body.prompts[0]) if len(body.prompts) == 1 else ()
         limit = int(CAP_TOKENS) if body.max_new_tokens is None else body.max_new_tokens
-        expected, at_most = self.fleet.lessons.expect(model, limit)
+        key = self.settings.api_key.get_secret_value().encode() if self.settings.api_key else b""
+        tenant = tenant_of(headers or {}, self.settings.tenant_header, key)
+        family = family_of(hashes, key)
+        expected, at_most = self.fleet.lessons.lengths.expect(model, limit, tenant, family)
         if body.ignore_eos:
             expected = at_most = max(1.0, float(limit))
         request = Request(
@@ -98,6 +102,8 @@ class Ferry:
             block_hashes=hashes,
             held_tokens=self._held(model, hashes, body, prompt_tokens),
             seed=self.rng.getrandbits(63),
+            tenant=tenant,
+            family=family,
         )
         return Passage(self, body, request, hashes, started_s)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kvferry.integrations.log.record import NEVER_S, DecisionRecord, Outcome, Term
 from kvferry.models.calibration import Bias, Calibration
 from kvferry.models.link_speed import NOISE_S, LinkSpeeds, Path, nearest_s
-from kvferry.models.output_tokens import OutputTokens
+from kvferry.models.output_lengths import OutputLengths
 from kvferry.policy.costs import Costs
 from kvferry.policy.link import Link
 
@@ -54,12 +54,12 @@ class _Note:
 
 @dataclass(slots=True)
 class Lessons:
-    """`clock` as everywhere: monotonic. Calibration and lengths are per model."""
+    """`clock` as everywhere: monotonic. Calibration is per model."""
 
     clock: Callable[[], float]
     speeds: LinkSpeeds = field(default_factory=LinkSpeeds)
+    lengths: OutputLengths = field(default_factory=OutputLengths)
     _calibrations: dict[str, Calibration] = field(default_factory=dict)
-    _lengths: dict[str, OutputTokens] = field(default_factory=dict)
     _notes: dict[str, _Note] = field(default_factory=dict)
 
     @property
@@ -73,10 +73,6 @@ class Lessons:
     def slowness(self, paths: Sequence[Path]) -> list[float]:
         """Of links, as `State.link_slowness` has it."""
         return self.speeds.slowness(paths, self.clock())
-
-    def expect(self, model: str, max_new_tokens: int | None) -> tuple[float, float]:
-        """Mean and 90th percentile of an answer's tokens."""
-        return self._lengths.setdefault(model, OutputTokens()).expect(max_new_tokens)
 
     def decided(self, record: DecisionRecord, way: Way | None, *, ends_itself: bool) -> None:
         """A request's first decision. `told` must be called for every one."""
@@ -102,7 +98,8 @@ class Lessons:
         if note.learn_length and outcome.output_tokens:
             tokens = outcome.output_tokens / max(1, request.sequences)
             cut = outcome.status != "ok" or tokens >= request.max_new_tokens
-            self._lengths.setdefault(request.model, OutputTokens()).observe(tokens, cut=cut)
+            tenant, family = request.tenant, request.family
+            self.lengths.observe(request.model, tokens, cut=cut, tenant=tenant, family=family)
         if outcome.status != "ok" or outcome.rescued_from:
             return
         self.calibration(request.model).observe(

@@ -55,7 +55,7 @@ def _handler(ferry: Ferry, endpoint: Endpoint) -> Handler:
         started_s = ferry.clock()
         body = parse(endpoint, await request.read())
         try:
-            passage = ferry.passage(body, started_s)
+            passage = ferry.passage(body, started_s, request.headers)
         except ApiError:
             ferry.metrics.refused(endpoint.value)
             raise

@@ -29,6 +29,7 @@ class Settings(BaseSettings):
     max_attempts: int = Field(default=3, ge=1, le=10)
     slo_ttft_s: float = Field(default=2.0, gt=0)
     slo_itl_s: float = Field(default=0.05, gt=0)
+    tenant_header: str = Field(default="x-kvferry-tenant", pattern=r"^[A-Za-z0-9_-]*$")
     poll_interval_s: float = Field(default=0.25, gt=0)
     log_file: Path | None = None
     no_log_file: bool = False

@@ -145,18 +145,21 @@ def test_moves_that_do_not_arrive_tell_until_they_do() -> None:
 
 
 def test_lengths_are_those_of_answers_that_end_themselves() -> None:
-    assert taught(*[ok(output_tokens=50)] * 200).expect("m", 1000)[0] == pytest.approx(60.0, abs=15)
-    assert taught(*[ok(output_tokens=50)] * 200, ends_itself=False).expect("m", 1000) == (256.0, 1000.0)
-    assert taught(*[ok(output_tokens=50, status="failed")] * 9).expect("m", 1000) == (256.0, 1000.0)
+    assert taught(*[ok(output_tokens=50)] * 200).lengths.expect("m", 1000)[0] == pytest.approx(60.0, abs=15)
+    assert taught(*[ok(output_tokens=50)] * 200, ends_itself=False).lengths.expect("m", 1000) == (
+        256.0,
+        1000.0,
+    )
+    assert taught(*[ok(output_tokens=50, status="failed")] * 9).lengths.expect("m", 1000) == (256.0, 1000.0)
     left = taught(*[ok(output_tokens=50, status="cancelled")] * 200)
-    assert left.expect("m", 1000)[0] > 250.0
+    assert left.lengths.expect("m", 1000)[0] > 250.0
     asked = taught(*[ok(output_tokens=1000)] * 200)
-    assert asked.expect("m", 4000)[0] > 1000.0
-    assert asked.expect("other", 4000) == (256.0, 4000.0)
+    assert asked.lengths.expect("m", 4000)[0] > 1000.0
+    assert asked.lengths.expect("other", 4000) == (256.0, 4000.0)
 
 
 def test_a_request_that_was_never_decided_teaches_nothing() -> None:
     lessons = Lessons(Clock())
     lessons.told(record(), ok())
     assert lessons.calibration("m").ttft == (0.0, 0.0)
-    assert lessons.expect("m", 1000) == (256.0, 1000.0)
+    assert lessons.lengths.expect("m", 1000) == (256.0, 1000.0)

@@ -32,6 +32,27 @@ async def test_what_passed_changes_what_is_expected_of_the_next(
     assert router.idle()
 
 
+async def test_a_tenants_answers_are_expected_by_the_router_that_served_them(
+    pair: Any, route: Any, eventually: Any, store: Any
+) -> None:
+    workers = await pair(colocated=0)
+    router = await route(*workers.all, tenant_header="X-Team")
+    lessons = router.ferry.fleet.lessons
+    long = {"text": "hello " * 50, "stream": True, "sampling_params": {"max_new_tokens": 2000}}
+    for _ in range(5):
+        await router.post(body=long, headers={"x-team": "Acme Corp"})
+    await eventually(lambda: lessons.waiting == 0)
+    record = router.record((await router.post(body=long, headers={"x-team": "Acme Corp"})).headers)
+    told = record.request
+    assert len(told.tenant) == len(told.family) == 12
+    assert lessons.lengths.answers(told.model, told.tenant, told.family) >= 3.0
+    nobody = router.record((await router.post(body=long)).headers).request
+    assert (nobody.tenant, nobody.family) == ("", told.family)
+    await eventually(lambda: lessons.waiting == 0)
+    assert b"Acme" not in lessons.lengths.snapshot()
+    assert "Acme" not in repr(record)
+
+
 async def test_nothing_is_kept_of_requests_that_fail_or_leave(
     pair: Any, route: Any, eventually: Any, fake: Any
 ) -> None:
