@@ -61,7 +61,7 @@ def chunks_of(records: Iterable[Needed | DecisionRecord], size: int = SIZE) -> I
 
 
 def hashes(ids: Iterable[str]) -> NDArray[np.uint64]:
-    return np.array([xxhash.xxh3_64_intdigest(each) for each in ids], np.uint64)
+    return np.array([xxhash.xxh3_64_intdigest(each.encode()) for each in ids], np.uint64)
 
 
 def set_of(name: str, count: int) -> int:
