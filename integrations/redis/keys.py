@@ -52,5 +52,28 @@ class Keys:
     def load(self, worker_id: str) -> str:
         return self._key(f"load:{worker_id}")
 
+    @property
+    def model_versions(self) -> str:
+        """Hash: version of a learned model -> its manifest, JSON."""
+        return self._key("models:versions")
+
+    def model_weights(self, version: str) -> str:
+        """String: the weights of a version."""
+        return self._key(f"models:weights:{version}")
+
+    @property
+    def model_roles(self) -> str:
+        """Hash: role -> version, with the epoch of the last change (`integrations/registry/roles.py`)."""
+        return self._key("models:roles")
+
+    @property
+    def model_audit(self) -> str:
+        """Stream: every change of versions and roles, never cut."""
+        return self._key("models:audit")
+
+    def model_arms(self, since: int) -> str:
+        """Hash with a TTL: router -> what its arms have met and missed since that epoch."""
+        return self._key(f"models:arms:{since}")
+
     def _key(self, name: str) -> str:
         return f"{{{self.namespace}}}:{name}"
