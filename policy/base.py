@@ -45,20 +45,26 @@ def names() -> list[str]:
     return sorted(_registry())
 
 
-def make(spec: str) -> Policy:
-    """A policy from `name` or `name(number, ...)`, such as `coin(0.5)`; ValueError says what is wrong."""
+def make(spec: str, *, explore: float | None = None) -> Policy:
+    """A policy from `name` or `name(number, ...)`, such as `coin(0.5)`; ValueError says what is wrong.
+
+    `explore`: the share of requests to learn from, for policies that explore and whose spec says nothing of
+    it; None: their own default, which is not to.
+    """
     match = _SPEC.match(spec.replace(" ", ""))
     registry = _registry()
     if match is None or match["name"] not in registry:
         raise ValueError(f"unknown policy {spec!r}: known are {', '.join(names())}")
     factory, args = registry[match["name"]], match["args"]
-    takes = len(signature(factory).parameters)
+    takes = list(signature(factory).parameters)
     try:
         numbers = [float(text) for text in args.split(",")] if args else []
         if not all(math.isfinite(number) for number in numbers):
             raise ValueError("its parameters must be finite numbers")
-        if len(numbers) > takes:
-            raise ValueError(f"it takes at most {takes} numbers, not {len(numbers)}")
+        if len(numbers) > len(takes):
+            raise ValueError(f"it takes at most {len(takes)} numbers, not {len(numbers)}")
+        if explore is not None and "explore" in takes[len(numbers) :]:
+            return factory(*numbers, explore=explore)
         return factory(*numbers)
     except ValueError as error:
         raise ValueError(f"policy {spec!r}: {error}") from error

@@ -32,7 +32,8 @@ class Candidates:
     `bounded`: there are such layers, or a fixed state. `merged_descriptors`: descriptors of one
     contiguous run (0 where pages never merge).
     `link_index` numbers the distinct links, so that moves in flight can be counted on each; a link is there
-    once for every kind of layout relation (`link_relations`) moved over it. `every` is true for all plans.
+    once for every kind of layout relation (`link_relations`) moved over it; `plan_links` are the [P] plans' own.
+    `every` is true for all plans.
     `impossible` gives reason code and text for every plan or pair that cannot run.
     All workers serve one model.
     """
@@ -42,6 +43,7 @@ class Candidates:
     plans: tuple[Plan, ...]
     keys: tuple[str, ...]
     links: tuple[Link, ...]
+    plan_links: tuple[Link | None, ...]
     relations: tuple[Relation | None, ...]
     path_classes: tuple[str, ...]
     impossible: Mapping[str, tuple[Reason, str]]
@@ -148,6 +150,7 @@ class Candidates:
             plans=tuple(row[0] for row in rows),
             keys=tuple(row[0].key for row in rows),
             links=tuple(distinct),
+            plan_links=tuple(row[2] for row in rows),
             relations=tuple(row[1] for row in rows),
             path_classes=tuple(row[2].path_class if row[2] else "" for row in rows),
             impossible=impossible,

@@ -26,6 +26,7 @@ class Reason(StrEnum):
     PREFIX_HELD = "prefix_held"  # the chosen worker already holds the prompt's beginning
     UNCERTAIN_GAIN = "uncertain_gain"  # the gain is within its own uncertainty: the safe rule decided
     STALE_LOAD = "stale_load"  # loads too old to trust: the safe rule decided
+    EXPLORED = "explored"  # drawn to learn from it: it was expected to cost next to nothing
     ONLY_OPTION = "only_option"  # no plan of the other mode exists
     RULE = "rule"  # a baseline's own rule, named in Decision.policy
     RESCUE = "rescue"  # the first plan failed before its first byte
@@ -43,7 +44,8 @@ STRUCTURED = "structured"
 
 @dataclass(frozen=True, slots=True)
 class Decision(Deferring):
-    """`deadline_s` is how long after dispatch the first byte may take before the router rescues."""
+    """`deadline_s` is how long after dispatch the first byte may take before the router rescues. `explored`:
+    the plan was drawn to learn from it, and another one would have been chosen."""
 
     plan: Plan
     reason: Reason
@@ -57,6 +59,7 @@ class Decision(Deferring):
     safe_rule: str = ""
     deadline_s: float = 30.0
     view_age_s: float = 0.0
+    explored: bool = False
 
     @property
     def mode(self) -> Mode:

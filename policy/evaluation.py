@@ -146,7 +146,8 @@ class Evaluation(Deferring):
         """
         table = self.cluster.candidates
         codes = None
-        if not self.has_both:
+        explored = reason is Reason.EXPLORED
+        if not self.has_both and not explored:
             reason = no_rival(self, row)
         elif reason is None:
             codes = reason_codes(self, row)
@@ -163,6 +164,7 @@ class Evaluation(Deferring):
             model_version=self._model_version(row),
             safe_rule=safe_rule,
             view_age_s=max(0.0, float(age_s)),
+            explored=explored,
         )
         given = reason
 

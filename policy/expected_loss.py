@@ -6,10 +6,12 @@ from kvferry.policy.base import register
 from kvferry.policy.cluster import Cluster
 from kvferry.policy.decision import Decision, Reason
 from kvferry.policy.evaluation import Evaluation
+from kvferry.policy.exploration import Exploration
 from kvferry.policy.request import Request
 
 STALE_AFTER_S = 5.0
 MIN_GAIN = 1e-3
+EXPLORE_BUDGET = 0.02
 
 
 @register("kvferry")
@@ -22,35 +24,60 @@ class ExpectedLoss:
     threshold on uncached tokens, the best single fixed rule of the scoring study. A split's gain is not
     clear either while it is under `min_gain` expected lost requests: a move can fail, and takes bandwidth
     that nothing here prices.
+
+    With probability `explore` another plan is taken, to learn from it, if that is expected to lose less than
+    `explore_budget` requests more: see `exploration`. Not on loads too old to trust, and not with requests
+    of a priority above `explore_max_priority`.
     """
 
     safe_threshold_tokens: float = 2048.0
     stale_after_s: float = STALE_AFTER_S
     min_gain: float = MIN_GAIN
+    explore: float = 0.0
+    explore_budget: float = EXPLORE_BUDGET
+    explore_max_priority: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.exploration  # noqa: B018 - raises ValueError for figures that make no sense
 
     @property
     def name(self) -> str:
         return "kvferry"
 
+    @property
+    def exploration(self) -> Exploration:
+        return Exploration(self.explore, self.explore_budget, self.explore_max_priority)
+
     def decide(self, request: Request, cluster: Cluster) -> Decision:
         evaluation, stale = self._fresh(Evaluation.of(request, cluster))
+        row, reason, safe_rule = self._choose(evaluation, stale)
+        if stale or not self.explore:
+            return evaluation.decide(row, self.name, reason, safe_rule=safe_rule)
+        drawn = self.exploration.draw(evaluation, row)
+        return evaluation.decide(
+            drawn.row,
+            self.name,
+            Reason.EXPLORED if drawn.explored else reason,
+            safe_rule="" if drawn.explored else safe_rule,
+            propensity_mode=drawn.propensity_mode,
+            propensity_plan=drawn.propensity_plan,
+        )
+
+    def _choose(self, evaluation: Evaluation, stale: bool) -> tuple[int, Reason | None, str]:
+        """The plan to take, why (None: for the term in which it is better), and the safe rule if one chose."""
         split, colocated = evaluation.best_split, evaluation.best_colocated
         if split < 0 or colocated < 0:
-            return evaluation.decide(max(split, colocated), self.name)
+            return max(split, colocated), None, ""
         row = -1 if stale else evaluation.clear_winner(split, colocated, self.min_gain)
         if row >= 0:
-            return evaluation.decide(row, self.name)
+            return row, None, ""
         long = evaluation.prediction.new_tokens[colocated] >= self.safe_threshold_tokens
         reason: Reason | None = Reason.STALE_LOAD if stale else Reason.UNCERTAIN_GAIN
         if not stale and evaluation.clear_winner(split, colocated) == split:
             # certain, if small: worth it for a long prompt, for the very term that gains
             reason = None if long else Reason.SMALL_PROMPT
-        return evaluation.decide(
-            split if long else colocated,
-            self.name,
-            reason,
-            safe_rule=f"length_threshold({self.safe_threshold_tokens:g})",
-        )
+        safe_rule = f"length_threshold({self.safe_threshold_tokens:g})"
+        return split if long else colocated, reason, safe_rule
 
     def _fresh(self, evaluation: Evaluation) -> tuple[Evaluation, bool]:
         """Without the stale plans of modes that have fresh ones, and whether a mode has none.

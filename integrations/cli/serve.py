@@ -53,6 +53,10 @@ def serve(
     policy: Annotated[
         str | None, typer.Option(help="kvferry, or a baseline such as coin(0.5) [default: kvferry].")
     ] = None,
+    explore: Annotated[
+        float | None,
+        typer.Option(help="Share of requests that try another plan, where it costs little [default: 0.02]."),
+    ] = None,
     redis: Annotated[
         str | None, typer.Option(help="Redis or Valkey URL; an embedded Valkey without it.")
     ] = None,
@@ -75,16 +79,16 @@ def serve(
     max_payload_size: Annotated[
         int | None, typer.Option(help="Largest request body, bytes [default: 4194304].")
     ] = None,
-    slo_ttft_s: Annotated[float | None, typer.Option(help="TTFT objective, s [default: 2].")] = None,
-    slo_itl_s: Annotated[float | None, typer.Option(help="ITL objective, s [default: 0.05].")] = None,
-    poll_interval_s: Annotated[
-        float | None, typer.Option(help="How often loads are read, s [default: 0.25].")
     tenant_header: Annotated[
         str | None,
         typer.Option(
             help="Header that names a request's tenant; a hash is kept [default: x-kvferry-tenant]."
         ),
     ] = None,
+    slo_ttft_s: Annotated[float | None, typer.Option(help="TTFT objective, s [default: 2].")] = None,
+    slo_itl_s: Annotated[float | None, typer.Option(help="ITL objective, s [default: 0.05].")] = None,
+    poll_interval_s: Annotated[
+        float | None, typer.Option(help="How often loads are read, s [default: 0.25].")
     ] = None,
     log_file: Annotated[
         Path | None, typer.Option(help="Request log [default: decisions.jsonl in the state folder].")
@@ -117,6 +121,7 @@ def serve(
         "host": host,
         "port": port,
         "policy": policy,
+        "explore": explore,
         "redis": SecretStr(redis) if redis else None,
         "api_key": SecretStr(api_key) if api_key else None,
         "config": config,
@@ -124,12 +129,12 @@ def serve(
         "request_timeout_secs": request_timeout_secs,
         "shutdown_grace_period_secs": shutdown_grace_period_secs,
         "max_payload_size": max_payload_size,
+        "tenant_header": tenant_header,
         "slo_ttft_s": slo_ttft_s,
         "slo_itl_s": slo_itl_s,
         "poll_interval_s": poll_interval_s,
         "log_file": log_file,
         "no_log_file": no_log_file or None,
-        "tenant_header": tenant_header,
         "prometheus_port": prometheus_port,
         "log_level": log_level,
         "name": name,
@@ -145,7 +150,7 @@ def serve(
     except SettingsError as error:
         raise UsageError(f"environment: {error}") from error
     try:
-        make(settings.policy)
+        make(settings.policy, explore=settings.explore)
     except ValueError as error:
         raise UsageError(f"--policy: {error}") from error
     _log_to(console, settings.log_level)

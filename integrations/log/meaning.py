@@ -15,6 +15,7 @@ _FOR = {
     "prefix_held": "the worker already holds the beginning of the prompt",
     "uncertain_gain": "the gain is within its own uncertainty, so the safe rule decided",
     "stale_load": "the loads were too old to trust, so the safe rule decided",
+    "explored": "drawn to learn what it costs: another plan was expected to be slightly better",
     "only_option": "no plan of the other mode exists",
     "rule": "the policy's own rule",
     "rescue": "the first plan failed before its first byte",
@@ -36,6 +37,7 @@ _AGAINST = {
     "kv_pressure": "it has less room for the KV",
     "lower_score": "another plan of its mode scores better",
     "rule": "the policy's own rule is against it",
+    "explored": "expected to be better: the chosen plan was drawn to learn from it",
 }
 
 

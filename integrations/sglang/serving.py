@@ -52,7 +52,7 @@ OTHERS_FOR_S = 15.0  # leases expire in that time: what was last heard of other 
 async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
     """The router, serving; yields it and its URL. Raises StoreError, ConfigError, ValueError or OSError,
     each with one clear line, when it cannot start."""
-    policy = make(settings.policy)
+    policy = make(settings.policy, explore=settings.explore)
     links = Links.load(settings.config, settings.path_classes)
     listener = _listen(settings.host, settings.port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

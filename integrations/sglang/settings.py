@@ -6,6 +6,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kvferry.integrations.sglang.poller import Target
+from kvferry.policy.exploration import MAX_SHARE
 
 MIB = 1 << 20
 
@@ -19,6 +20,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=30000, ge=0, le=65535)
     policy: str = "kvferry"
+    explore: float = Field(default=0.02, ge=0, le=MAX_SHARE)
     api_key: SecretStr | None = None
     redis: SecretStr | None = None
     config: Path | None = None
@@ -27,9 +29,9 @@ class Settings(BaseSettings):
     request_timeout_secs: float = Field(default=1800.0, gt=0)
     max_payload_size: int = Field(default=4 * MIB, gt=0)
     max_attempts: int = Field(default=3, ge=1, le=10)
+    tenant_header: str = Field(default="x-kvferry-tenant", pattern=r"^[A-Za-z0-9_-]*$")
     slo_ttft_s: float = Field(default=2.0, gt=0)
     slo_itl_s: float = Field(default=0.05, gt=0)
-    tenant_header: str = Field(default="x-kvferry-tenant", pattern=r"^[A-Za-z0-9_-]*$")
     poll_interval_s: float = Field(default=0.25, gt=0)
     log_file: Path | None = None
     no_log_file: bool = False

@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import json
+import os
 import random
 import re
 import sys
@@ -21,6 +22,8 @@ from kvferry.integrations.sglang.local.cluster import LocalCluster
 from kvferry.integrations.sglang.local.command import missing_requirement
 from kvferry.integrations.sglang.local.spec import TRANSPORTS, WorkerOptions, WorkerSpec
 from kvferry.integrations.sglang.local.worker import LocalWorker
+
+os.environ.setdefault("KVFERRY_EXPLORE", "0")  # what a test expects is no matter of chance
 
 SPECS = (
     WorkerSpec("colocated"),

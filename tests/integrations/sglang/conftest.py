@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import os
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from kvferry.integrations.sglang.settings import Settings
 # A busy machine is no failure.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+os.environ.setdefault("KVFERRY_EXPLORE", "0")  # what a test expects is no matter of chance
 
 
 def _load(name: str) -> Any:
