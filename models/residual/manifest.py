@@ -1,7 +1,6 @@
 """What is said of a model beside its weights: by whom, from which data, how good, and for which plans."""
 
 import hashlib
-import math
 import re
 
 import msgspec
@@ -13,6 +12,8 @@ SCHEMA = "kvferry.model.v1"
 # `structured`: no correction beat none, so that there are only the offsets of `calibration`.
 KINDS = ("structured", "network", "forest")
 MAX_MANIFEST_BYTES = 1 << 20
+# With MAX_WEIGHT of `tensors`: no model within them gets to what is no number on its way.
+MAX_RANGE = 1e12
 Offsets = tuple[float, float, float]
 _SCHEMA_NAME = re.compile(r"kvferry\.model\.v(\d{1,9})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -107,8 +108,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if (self.kind == "structured") == bool(self.targets):
             raise ArtifactError(f"a model of kind {self.kind} with {len(self.targets)} targets")
         offsets = [value for modes in self.calibration.values() for mode in modes for value in mode]
-        if not all(map(math.isfinite, (*self.low, *self.high, *offsets))):
-            raise ArtifactError("the model has a range or a calibration that is not finite")
+        if not all(abs(value) <= MAX_RANGE for value in (*self.low, *self.high, *offsets)):
+            raise ArtifactError(f"the model has a range or a calibration beyond {MAX_RANGE:g}")
         if not _SHA256.fullmatch(self.weights_sha256):
             raise ArtifactError("the manifest's weights_sha256 is none")
 

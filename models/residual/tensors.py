@@ -14,6 +14,8 @@ from kvferry.policy.features import FEATURES
 
 Tensors = Mapping[str, NDArray[Any]]
 MAX_WEIGHT_BYTES = 16 << 20
+MAX_WEIGHT = 1e6
+MIN_STEP = 1e-6
 MAX_HIDDEN = 256
 MAX_TREES = 100_000
 MAX_DEPTH = 6
@@ -28,8 +30,10 @@ def read(weights: bytes, manifest: Manifest) -> dict[str, NDArray[Any]]:
             f"the weights are no safetensors: {' '.join(str(error).split())[:200]}"
         ) from error
     for name, tensor in tensors.items():
-        if not np.isfinite(tensor).all():
-            raise ArtifactError(f"the weights hold a {name[:40]!r} that is not finite")
+        if not (np.abs(tensor) <= MAX_WEIGHT).all():
+            raise ArtifactError(
+                f"the weights hold a {name[:40]!r} that is not finite, or beyond {MAX_WEIGHT:g}"
+            )
     _CHECKS[manifest.kind](manifest, tensors)
     return tensors
 
@@ -83,8 +87,8 @@ def _of_forest(manifest: Manifest, tensors: Tensors) -> None:
     counts = tensors["trees"].astype(np.int64)
     if feature.max() >= len(FEATURES) or counts.min() < 0 or counts.sum() != trees:
         raise ArtifactError("the weights' trees do not fit together")
-    if not (tensors["step"] > 0.0).all():
-        raise ArtifactError("the weights have a step that is not positive")
+    if not (tensors["step"] >= MIN_STEP).all():
+        raise ArtifactError(f"the weights have a step under {MIN_STEP:g}")
 
 
 _CHECKS = {"structured": _of_structured, "network": _of_network, "forest": _of_forest}

@@ -141,6 +141,7 @@ def test_a_foreign_manifest_is_refused(data: bytes, says: str) -> None:
         ({"targets": ()}, "0 targets"),
         ({"calibration": {"e2e": ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))}}, "targets"),
         ({"schema": "kvferry.model.v7"}, "update kvferry"),
+        ({"high": tuple([1e13] * 24)}, "beyond"),
         ({"high": tuple([float("inf")] * 24)}, "manifest"),
     ],
 )
