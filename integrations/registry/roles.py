@@ -132,8 +132,10 @@ class Roles:
         fresh = self
         for role in roles:
             if getattr(fresh, role) == version:
-                share = 0.0 if role == "canary" else fresh.canary_share
-                fresh = replace(fresh, canary_share=share, **{role: ""})
+                empty: dict[str, Any] = (
+                    {"canary": "", "canary_share": 0.0} if role == "canary" else {role: ""}
+                )
+                fresh = replace(fresh, **empty)
         return fresh
 
     def _to(self, same: str, **roles: Any) -> "Roles":

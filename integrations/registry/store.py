@@ -60,7 +60,7 @@ class Registry:
         """The version of that name, or the only one whose name begins so. Raises UnknownVersionError."""
         if text == STRUCTURED:
             return text
-        known = sorted(
+        known: list[str] = sorted(
             name.decode(errors="replace")
             for name in await self._store.client.hkeys(self._keys.model_versions)
         )
