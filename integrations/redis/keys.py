@@ -42,9 +42,32 @@ class Keys:
         """Stream: what the plugins in the workers send (`integrations/sglang/plugin/wire.py`)."""
         return self._key("telemetry")
 
+    @property
+    def learned_times(self) -> str:
+        """Hash: kind and router -> when that router told its evidence, and which version of it that was."""
+        return self._key("learned:times")
+
+    @property
+    def learning_routers(self) -> str:
+        """Set of the routers that told how their learning is, the silent ones included until read."""
+        return self._key("learning:routers")
+
+    def learned(self, kind: str) -> str:
+        """Hash: router -> its own evidence of a kind (`models/evidence.py`)."""
+        return self._key(f"learned:{kind}")
+
+    def learning(self, router: str) -> str:
+        """String with a TTL: how a router's learning is."""
+        return self._key(f"learning:{router}")
+
     def told(self, instance: str) -> str:
         """String with a TTL: the latest WorkerRecord of a plugin, for a router that starts later."""
         return self._key(f"told:{instance}")
+
+    @property
+    def clusters(self) -> str:
+        """Stream: the cluster tables (`integrations/log/cluster_table.py`) that decisions refer to."""
+        return self._key("clusters")
 
     def worker(self, worker_id: str) -> str:
         return self._key(f"worker:{worker_id}")
