@@ -12,12 +12,15 @@ import pytest
 from kvferry.integrations.log.record import Outcome
 from kvferry.integrations.redis.connection import Store, open_store
 from kvferry.integrations.redis.embedded import server_binary
+from kvferry.integrations.redis.health import Health
+from kvferry.integrations.redis.learned import Learned
 from kvferry.integrations.redis.leases import LeaseEntry, Leases, LeaseTotals
 from kvferry.integrations.redis.sink import Sink
 from kvferry.integrations.redis.streams import Streams
 from kvferry.integrations.redis.url import StoreError
 from kvferry.integrations.redis.workers import PublishedWorker, Workers
 from kvferry.integrations.sglang.local.ports import free_ports
+from kvferry.models.output_lengths import OutputLengths
 
 
 @pytest.fixture(params=["valkey", "redis"])
@@ -79,6 +82,11 @@ async def everything_works(store: Store, tmp_path: Path, eventually) -> None:  #
     assert sink.up
     await sink.close()
     assert await leases.totals() == {}
+    heard = OutputLengths()
+    for name, lengths in (("r1", OutputLengths()), ("r2", heard)):
+        lengths.observe("m", 10.0)
+        await Learned(store, [lengths], router=name, health=Health("")).refresh()
+    assert heard.answers("m") == pytest.approx(2.0)
     await store.close()
 
 
