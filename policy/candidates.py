@@ -32,7 +32,7 @@ class Candidates:
     `bounded`: there are such layers, or a fixed state. `merged_descriptors`: descriptors of one
     contiguous run (0 where pages never merge).
     `link_index` numbers the distinct links, so that moves in flight can be counted on each; a link is there
-    once for every kind of layout relation (`link_relations`) moved over it; `plan_links` are the [P] plans' own.
+    once for every kind of layout relation (`link_relations`) moved over it; `plan_links` are [P].
     `every` is true for all plans.
     `impossible` gives reason code and text for every plan or pair that cannot run.
     All workers serve one model.

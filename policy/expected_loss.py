@@ -64,7 +64,7 @@ class ExpectedLoss:
         )
 
     def _choose(self, evaluation: Evaluation, stale: bool) -> tuple[int, Reason | None, str]:
-        """The plan to take, why (None: for the term in which it is better), and the safe rule if one chose."""
+        """The plan to take, why (None: for the term in which it is better), and the safe rule that chose."""
         split, colocated = evaluation.best_split, evaluation.best_colocated
         if split < 0 or colocated < 0:
             return max(split, colocated), None, ""

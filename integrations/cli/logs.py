@@ -147,7 +147,7 @@ def export(
         raise UsageError(f"cannot write {to}: expected {READABLE}")
     with _failures():
         report = ReadReport()
-        count = write_export(_reading(source, report, namespace), to)
+        count = write_export(_reading(source, report, namespace), to, report.clusters)
         _complain(report, source)
     if as_json:
         _print_json({"records": count, "bad_lines": report.bad, "to": str(to)})

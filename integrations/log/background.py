@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 
 from kvferry.integrations.log.codec import write_record
 from kvferry.integrations.log.jsonl import JsonlWriter
@@ -11,6 +11,7 @@ from kvferry.integrations.log.record import DecisionRecord
 _log = logging.getLogger("kvferry.log")
 
 RETRY_S = 1.0
+TABLES = 256
 
 
 class BackgroundLog:
@@ -21,7 +22,8 @@ class BackgroundLog:
         self.written = 0
         self.dropped = 0
         self._writer = writer
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[tuple[bytes, str]] = deque()
+        self._tables: OrderedDict[str, bytes] = OrderedDict()
         self._queue_max = queue_max
         self._wake = asyncio.Event()
         self._failing = False
@@ -36,12 +38,20 @@ class BackgroundLog:
         """Begin; needs the running event loop."""
         self._task = asyncio.create_task(self._run(), name="kvferry-log")
 
+    def table(self, name: str, line: bytes) -> None:
+        """A cluster table that records from now on may refer to."""
+        self._tables[name] = line
+        self._tables.move_to_end(name)
+        if len(self._tables) > TABLES:
+            self._tables.popitem(last=False)
+
     def put(self, record: DecisionRecord) -> None:
         if len(self._queue) >= self._queue_max:
             self._drop(1, "the disk does not keep up")
             return
         try:
-            self._queue.append(write_record(record))
+            table = record.picture.cluster if record.picture is not None else ""
+            self._queue.append((write_record(record), table))
         except (TypeError, ValueError, OverflowError) as error:
             self.dropped += 1
             _log.error("cannot write the record of %s: %s", record.id, error)
@@ -60,15 +70,17 @@ class BackgroundLog:
             if not self._queue:
                 await self._wake.wait()
                 self._wake.clear()
-            lines = list(self._queue)
+            waiting = list(self._queue)
             self._queue.clear()
+            lines = [line for line, _ in waiting]
+            heads = {name: self._tables[name] for _, name in waiting if name in self._tables}
             try:
-                await asyncio.to_thread(self._writer.write_lines, lines)
+                await asyncio.to_thread(self._writer.write_lines, lines, heads)
             except OSError as error:
                 if self._closing:
                     self._drop(len(lines), str(error))
                     continue
-                self._queue.extendleft(reversed(lines))
+                self._queue.extendleft(reversed(waiting))
                 self._complain(str(error))
                 await asyncio.sleep(RETRY_S)
             else:

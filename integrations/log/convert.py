@@ -12,6 +12,7 @@ from kvferry.integrations.log.record import (
     Chosen,
     DecisionRecord,
     Outcome,
+    Picture,
     Propensity,
     RequestFacts,
     Slo,
@@ -40,7 +41,9 @@ def record_of(
     stream: bool = False,
     on_decode: bool = False,
     mode: Literal["live", "canary", "shadow"] = "live",
+    arm: str = "",
     outcome: Outcome | None = None,
+    picture: Picture | None = None,
 ) -> DecisionRecord:
     """The record of one decision. `time_s`: Unix seconds; `view_age_s` defaults to the decision's own;
     `on_decode`: a colocated plan's worker is a decode worker.
@@ -88,6 +91,8 @@ def record_of(
         features=costs.features,
         feature_set=FEATURE_SET if costs.features else "",
         explored=decision.explored,
+        arm=arm,
+        picture=picture,
         outcome=outcome,
     )
 

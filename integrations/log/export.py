@@ -3,7 +3,7 @@
 import contextlib
 import gzip
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -13,14 +13,17 @@ from kvferry.integrations.log.record import DecisionRecord
 from kvferry.integrations.log.source import READABLE, SUFFIXES, SourceError
 
 
-def export(records: Iterable[DecisionRecord], path: Path) -> int:
+def export(records: Iterable[DecisionRecord], path: Path, clusters: Mapping[str, bytes] | None = None) -> int:
     """Write to a .parquet, .jsonl or .jsonl.gz; returns how many records. Raises SourceError.
+
+    `clusters`: id -> line of the cluster tables that the records refer to; may grow while they are read.
 
     The file appears when it is complete, and replaces an older one only then; with no record at all
     none is written.
     """
     if not path.name.endswith(SUFFIXES):
         raise SourceError(f"cannot write {path}: expected {READABLE}", usage=True)
+    clusters = {} if clusters is None else clusters
     remaining = iter(records)
     first = list(islice(remaining, 1))
     if not first:
@@ -30,9 +33,10 @@ def export(records: Iterable[DecisionRecord], path: Path) -> int:
         if path.name.endswith(".parquet"):
             from kvferry.integrations.log.parquet import write_parquet
 
-            count = write_parquet(chain(first, remaining), part)
+            count = write_parquet(chain(first, remaining), part, clusters)
         else:
-            count = _write_lines(chain(first, remaining), part, compress=path.name.endswith(".gz"))
+            packed = path.name.endswith(".gz")
+            count = _write_lines(chain(first, remaining), part, clusters, compress=packed)
         part.replace(path)
     except OSError as error:
         raise SourceError(f"cannot write {path}: {error.strerror or error}") from None
@@ -42,10 +46,17 @@ def export(records: Iterable[DecisionRecord], path: Path) -> int:
     return count
 
 
-def _write_lines(records: Iterable[DecisionRecord], path: Path, *, compress: bool) -> int:
+def _write_lines(
+    records: Iterable[DecisionRecord], path: Path, clusters: Mapping[str, bytes], *, compress: bool
+) -> int:
     count = 0
+    headed: set[str] = set()
     with path.open("wb") as raw, _packed(raw) if compress else raw as out:
         for record in records:
+            table = record.picture.cluster if record.picture is not None else ""
+            if table in clusters and table not in headed:
+                headed.add(table)
+                out.write(clusters[table] + b"\n")
             out.write(write_record(record) + b"\n")
             count += 1
     return count

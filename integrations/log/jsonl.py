@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kvferry.integrations.log.codec import write_record
@@ -21,20 +21,25 @@ class JsonlWriter:
         self.path = path
         self._max_bytes, self._keep, self._fsync = max_bytes, keep, fsync
         self._handle: int | None = None
+        self._headed: set[str] = set()
 
     def write(self, *records: DecisionRecord) -> None:
         self.write_lines(write_record(record) for record in records)
 
-    def write_lines(self, lines: Iterable[bytes]) -> None:
-        """Each line without its newline; all in one write."""
-        data = b"".join(line + b"\n" for line in lines)
-        if not data:
+    def write_lines(self, lines: Iterable[bytes], heads: Mapping[str, bytes] | None = None) -> None:
+        """Each line without its newline; all in one write. `heads` (id -> line) are what these lines refer
+        to: written before them, once in every file."""
+        body = b"".join(line + b"\n" for line in lines)
+        if not body:
             return
+        heads = heads or {}
         handle = self._open()
+        data = self._head(heads) + body
         start = os.fstat(handle).st_size
         if start and start + len(data) > self._max_bytes:
             self._rotate()
             handle, start = self._open(), 0
+            data = self._head(heads) + body
         written = os.write(handle, data)
         if written != len(data):
             # take back what was written, so that all of it can be tried again; where another process has
@@ -43,6 +48,7 @@ class JsonlWriter:
                 os.ftruncate(handle, start)
             self.close()
             raise OSError(f"no space left for {self.path}")
+        self._headed.update(heads)
         if self._fsync:
             os.fsync(handle)
 
@@ -50,6 +56,10 @@ class JsonlWriter:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+        self._headed.clear()
+
+    def _head(self, heads: Mapping[str, bytes]) -> bytes:
+        return b"".join(line + b"\n" for name, line in heads.items() if name not in self._headed)
 
     def _open(self) -> int:
         if self._handle is not None and not self._moved(self._handle):

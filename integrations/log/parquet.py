@@ -1,12 +1,16 @@
-"""The log as Parquet: one column per field of the record, nested as the record is. Needs pyarrow."""
+"""The log as Parquet: one column per field of the record, nested as the record is. Needs pyarrow.
 
-from collections.abc import Iterable, Iterator
+Cluster tables are in the file's key-value metadata, each under `kvferry.cluster.v1:ID`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kvferry.integrations.log.cluster_table import SCHEMA
 from kvferry.integrations.log.record import DecisionRecord
 from kvferry.integrations.log.source import SourceError
 
@@ -16,16 +20,24 @@ if TYPE_CHECKING:
 ROWS = 1000
 
 
-def write_parquet(records: Iterable[DecisionRecord], path: Path) -> int:
-    """Write `records` to `path`; returns how many. Raises SourceError without pyarrow, OSError."""
+def write_parquet(
+    records: Iterable[DecisionRecord], path: Path, clusters: Mapping[str, bytes] | None = None
+) -> int:
+    """Write `records` to `path`, with the `clusters` they refer to; returns how many. Raises SourceError
+    without pyarrow, OSError."""
     pa, pq = _pyarrow()
     schema = pa.schema(_fields(pa, DecisionRecord))
     count = 0
+    used: set[str] = set()
     remaining = iter(records)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        while rows := [msgspec.to_builtins(record) for record in islice(remaining, ROWS)]:
+        while part := list(islice(remaining, ROWS)):
+            used.update(record.picture.cluster for record in part if record.picture is not None)
+            rows = [msgspec.to_builtins(record, builtin_types=(bytes,)) for record in part]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
             count += len(rows)
+        tables = {f"{SCHEMA}:{name}": line for name, line in (clusters or {}).items() if name in used}
+        writer.add_key_value_metadata(tables)
     return count
 
 
@@ -35,11 +47,12 @@ def read_parquet(path: Path, report: "ReadReport") -> Iterator[DecisionRecord]:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
+            report.clusters |= _tables(file.metadata.metadata or {})
             for batch in file.iter_batches(batch_size=ROWS):
                 for row in batch.to_pylist(maps_as_pydicts="lossy"):
                     number += 1
                     try:
-                        record = msgspec.convert(row, DecisionRecord)
+                        record = msgspec.convert(row, DecisionRecord, builtin_types=(bytes,))
                     except msgspec.ValidationError as error:
                         report.reject(f"{path}: row {number}", str(error))
                         continue
@@ -47,6 +60,11 @@ def read_parquet(path: Path, report: "ReadReport") -> Iterator[DecisionRecord]:
                     yield record
     except (pa.ArrowException, OSError) as error:
         report.reject(f"{path}: row {number + 1}", f"the file ends here: {' '.join(str(error).split())}")
+
+
+def _tables(metadata: Mapping[bytes, bytes]) -> dict[str, bytes]:
+    ours = f"{SCHEMA}:".encode()
+    return {key.removeprefix(ours).decode(): line for key, line in metadata.items() if key.startswith(ours)}
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -84,6 +102,8 @@ def _arrow(pa: Any, kind: Any) -> Any:
             return pa.int64()
         case inspect.BoolType():
             return pa.bool_()
+        case inspect.BytesType():
+            return pa.binary()
         case inspect.StrType() | inspect.LiteralType():
             return pa.string()
     raise TypeError(f"no Parquet type for {kind}")

@@ -4,10 +4,11 @@ import asyncio
 import gzip
 import zlib
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from kvferry.integrations.log.cluster_table import table_id
 from kvferry.integrations.log.codec import RecordError, read_outcome, read_record
 from kvferry.integrations.log.convert import joined
 from kvferry.integrations.log.record import DecisionRecord, Outcome
@@ -19,11 +20,13 @@ from kvferry.integrations.redis.url import StoreError
 
 @dataclass(slots=True)
 class ReadReport:
-    """Filled in while reading."""
+    """Filled in while reading. `clusters`: id -> line of every cluster table so far; one comes before the
+    records that need it."""
 
     read: int = 0
     bad: int = 0
     first_bad: str = ""
+    clusters: dict[str, bytes] = field(default_factory=dict)
 
     def reject(self, where: str, reason: str) -> None:
         self.bad += 1
@@ -65,10 +68,13 @@ def read_file(path: Path, report: ReadReport) -> Iterator[DecisionRecord]:
 
 
 def read_line(line: bytes, where: str, report: ReadReport) -> Iterator[DecisionRecord]:
-    """The record of one line, or none and a count."""
+    """The record of one line, or none and a count; a cluster table is put among the others."""
     try:
         record = read_record(line)
     except RecordError as error:
+        if (table := table_id(line)) is not None:
+            report.clusters[table] = line.strip()
+            return
         report.reject(where, str(error))
         return
     report.read += 1
@@ -79,6 +85,8 @@ async def read_store(store: Store, report: ReadReport) -> AsyncIterator[Decision
     """The decision stream, each record with its outcome as far as there is one. Raises redis-py's errors."""
     streams = Streams(store)
     outcomes: dict[str, Outcome] = {}
+    async for _, entry in streams.read("cluster"):
+        report.clusters[entry.id] = entry.data
     async for stream_id, entry in streams.read("outcome"):
         try:
             outcomes[entry.id] = read_outcome(entry.data)

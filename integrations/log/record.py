@@ -183,15 +183,25 @@ class Outcome(msgspec.Struct, frozen=True):
     missing: dict[str, Missing] = msgspec.field(default_factory=dict)
 
 
+class Picture(msgspec.Struct, frozen=True):
+    """All that the decision was made from, exactly (`picture`, `replay`): the id of a `kvferry.cluster.v1`
+    table, and numbers, base64 in JSON."""
+
+    cluster: str
+    numbers: bytes
+
+
 class DecisionRecord(msgspec.Struct, frozen=True):
     """One request. `time`: Unix seconds. `outcome` is null until the request has ended.
 
-    `mode`: whether the decision acted (`live`, `canary`) or was only logged (`shadow`).
+    `mode`: whether the decision acted (`live`, `canary`) or was only logged (`shadow`). `arm`: live, canary
+    or safe (the safe rule, to compare with), drawn by `request.seed`; propensities are those within the arm.
     `safe_rule`: the named rule that decided in place of an uncertain prediction, else "".
     `deadline_s`: how long after dispatch the first byte might take before the router rescued.
     `structured_*`: medians before the model `model_version` corrected them; `fallback`: why that one, though
     there, did not. `features`: what it was (or would have been) shown of the chosen plan, in the order of
-    `feature_set`. `explored`: the plan was drawn to learn from it, and another one scored better.
+    `feature_set`. `explored`: the plan was drawn to learn from it, and another one would have been chosen.
+    `picture`: null where none was taken.
     """
 
     id: str
@@ -218,4 +228,6 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     features: tuple[float, ...] = ()
     feature_set: str = ""
     explored: bool = False
+    arm: str = ""
+    picture: Picture | None = None
     outcome: Outcome | None = None

@@ -74,6 +74,12 @@ class Sink:
         if self._log is not None:
             self._log.put(record)
 
+    def table(self, name: str, line: bytes) -> None:
+        """A cluster table, before the first record whose picture names it; again: it is kept for longer."""
+        self._put("cluster", name, lambda: line)
+        if self._log is not None:
+            self._log.table(name, line)
+
     def lease_acquire(self, lease_id: str, entries: Iterable[LeaseEntry]) -> None:
         """Tell other routers what this request puts on which worker; again: replaces it (rescue)."""
         self._leases.acquire(lease_id, entries)

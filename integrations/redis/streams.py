@@ -1,4 +1,5 @@
-"""The decision and outcome streams: capped, at least once; a reader drops repeats by id."""
+"""The streams of decisions, of outcomes and of the cluster tables that decisions refer to: capped, at least
+once; a reader drops repeats by id."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal, NamedTuple
@@ -6,7 +7,8 @@ from typing import Literal, NamedTuple
 from kvferry.integrations.redis.connection import Store
 
 MAXLEN = 20_000
-Kind = Literal["decision", "outcome"]
+MAX_TABLES = 256  # those in use are told again now and then
+Kind = Literal["decision", "outcome", "cluster"]
 
 
 class Entry(NamedTuple):
@@ -23,7 +25,8 @@ class Streams:
     def __init__(self, store: Store, *, maxlen: int = MAXLEN) -> None:
         self._store = store
         self._maxlen = maxlen
-        self._names = {"decision": store.keys.decisions, "outcome": store.keys.outcomes}
+        keys = store.keys
+        self._names = {"decision": keys.decisions, "outcome": keys.outcomes, "cluster": keys.clusters}
 
     async def add(self, entries: Sequence[Entry]) -> None:
         """Append in order, in one round trip."""
@@ -32,7 +35,8 @@ class Streams:
         async with self._store.client.pipeline(transaction=False) as pipe:
             for entry in entries:
                 fields = {"id": entry.id, "data": entry.data}
-                pipe.xadd(self._names[entry.kind], fields, maxlen=self._maxlen, approximate=True)
+                most = MAX_TABLES if entry.kind == "cluster" else self._maxlen
+                pipe.xadd(self._names[entry.kind], fields, maxlen=most, approximate=True)
             await pipe.execute()
 
     async def read(

@@ -15,6 +15,7 @@ from kvferry.models.workload.json_lines import read_objects
 from kvferry.models.workload.trace_file import TraceError, TraceFile
 
 SCHEMA = "kvferry.decision.v1"
+CLUSTER_TABLE = b'{"schema":"kvferry.cluster.'  # so begin lines that decisions refer to
 BLOCK_TOKENS = 512
 
 Amount = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
@@ -49,7 +50,7 @@ def read_decision_log(trace: TraceFile) -> Workload:
     shares of the output. Raises TraceError.
     """
     rows: list[tuple[float, int, int, int, int]] = []  # time, prompt, output, limit, sequences
-    for number, line in read_objects(trace, Line):
+    for number, line in read_objects(trace, Line, CLUSTER_TABLE):
         if line.schema != SCHEMA:
             trace.refuse(number, "schema", line.schema, f"is not {SCHEMA}")
             continue

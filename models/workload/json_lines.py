@@ -15,10 +15,13 @@ STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
 
 
-def read_objects(trace: TraceFile, kind: type[T]) -> Iterator[tuple[int, T]]:
-    """(line number, object) of every line that is one; the others are refused."""
+def read_objects(trace: TraceFile, kind: type[T], skip: bytes | None = None) -> Iterator[tuple[int, T]]:
+    """(line number, object) of every line that is one; the others are refused, or left out in silence where
+    they begin with `skip`."""
     decode = msgspec.json.Decoder(kind).decode
     for number, line in trace.lines():
+        if skip is not None and line.startswith(skip):
+            continue
         try:
             found = decode(line)
         except msgspec.ValidationError as error:

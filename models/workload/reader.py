@@ -37,6 +37,7 @@ class Mark:
 MARKS = (
     Mark("mooncake", frozenset({"timestamp", "input_length", "output_length"}), True),
     Mark("decisions", frozenset({"schema", "chosen"}), True),
+    Mark("decisions", frozenset({"schema", "workers", "paths"}), True),  # a cluster table, before them
     Mark("azure", frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}), False),
     Mark("servegen", frozenset({"client", "t_start_s", "rate_rps"}), False),
     Mark("servegen", frozenset({"client", "t_start_s", "field"}), False),

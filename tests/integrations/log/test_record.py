@@ -16,8 +16,8 @@ from kvferry.policy.plan import Colocated, Split
 from kvferry.policy.request import Request
 
 FOLDER = Path(__file__).parent / "golden"
-GOLDEN = FOLDER / "decision_v1_telemetry.json"
-EARLIER = (FOLDER / "decision_v1.json",)
+GOLDEN = FOLDER / "decision_v1_learning.json"
+EARLIER = (FOLDER / "decision_v1.json", FOLDER / "decision_v1_telemetry.json")
 
 
 def test_the_golden_record_stays_readable_and_byte_stable() -> None:
@@ -28,6 +28,8 @@ def test_the_golden_record_stays_readable_and_byte_stable() -> None:
     assert record.outcome is not None
     assert record.outcome.status == "ok"
     assert record.outcome.moved is not None
+    assert len(record.features) == 24
+    assert record.picture is not None
     # when a field is added, add a golden file that has it, and put this one among the earlier ones
     assert write_record(record) == line
 
@@ -50,7 +52,9 @@ def test_an_earlier_golden_record_is_read_and_only_gains_fields(path: Path) -> N
 
 
 def test_what_an_earlier_version_did_not_know_is_not_made_up() -> None:
-    outcome = read_record(EARLIER[0].read_bytes()).outcome
+    record = read_record(EARLIER[0].read_bytes())
+    assert (record.explored, record.features, record.picture) == (False, (), None)
+    outcome = record.outcome
     assert outcome is not None
     assert (outcome.moved, outcome.retractions, outcome.found, outcome.missing) == (None, None, {}, {})
     assert outcome.stages.decode_s is None
