@@ -57,6 +57,12 @@ def serve(
         float | None,
         typer.Option(help="Share of requests that try another plan, where it costs little [default: 0.02]."),
     ] = None,
+    safe_share: Annotated[
+        float | None,
+        typer.Option(
+            help="Share that the safe rule decides while a model is live or canary [default: 0.01]."
+        ),
+    ] = None,
     redis: Annotated[
         str | None, typer.Option(help="Redis or Valkey URL; an embedded Valkey without it.")
     ] = None,
@@ -122,6 +128,7 @@ def serve(
         "port": port,
         "policy": policy,
         "explore": explore,
+        "safe_share": safe_share,
         "redis": SecretStr(redis) if redis else None,
         "api_key": SecretStr(api_key) if api_key else None,
         "config": config,

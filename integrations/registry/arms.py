@@ -1,16 +1,18 @@
 """Which arm a request falls into: live, canary, or the safe rule that both are measured by."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from kvferry.integrations.log.record import DecisionRecord, Outcome
 from kvferry.integrations.registry.loss import missed
 from kvferry.integrations.registry.roles import Roles
 from kvferry.policy.base import Policy, make
+from kvferry.policy.cluster import Cluster
 from kvferry.policy.correction import Corrector
-from kvferry.policy.decision import STRUCTURED
+from kvferry.policy.decision import STRUCTURED, Decision
 from kvferry.policy.draw import unit
+from kvferry.policy.request import Request
 
 ArmName = Literal["live", "canary", "safe"]
 SAFE_RULE = "length_threshold(2048)"
@@ -23,6 +25,10 @@ class Model:
 
     version: str = STRUCTURED
     corrector: Corrector | None = None
+
+    def seen(self, cluster: Cluster) -> Cluster:
+        """The cluster as this version predicts it."""
+        return cluster if self.corrector is None else replace(cluster, corrector=self.corrector)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +61,10 @@ class Arm:
     model: Model
     rule: Policy | None
     stretch: Stretch
+
+    def decide(self, policy: Policy, request: Request, cluster: Cluster) -> Decision:
+        """With this arm's model, by `policy` or by the rule in its place. Raises NoPlanError."""
+        return (self.rule or policy).decide(request, self.model.seen(cluster))
 
 
 @dataclass(slots=True, eq=False)

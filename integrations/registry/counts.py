@@ -6,7 +6,7 @@ what another wrote. A router that is killed leaves what it wrote last.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -37,7 +37,6 @@ class ArmCounts:
 
     store: Store
     instance: str
-    _complained: set[bytes] = field(default_factory=set)
 
     async def write(self, stretches: Iterable[Stretch]) -> None:
         """The sums of these stretches as they are now."""

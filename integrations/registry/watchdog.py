@@ -1,5 +1,6 @@
 """Tells the store what the arms have met, and rolls back what does worse than the rest."""
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -55,7 +56,11 @@ class Watchdog(Background):
             self._broken[version] = f"{version} failed in {FAULTS} requests, the last time with {what}"
 
     async def close(self) -> None:
+        """Stop, with what has been counted in the store if that answers."""
         await self._end(timeout_s=1.0)
+        if self._arms.changed and self._health.up:
+            with contextlib.suppress(*STORE_FAILURES):
+                await self._counts.write(self._arms.changed)
 
     async def _step(self) -> float | None:
         changed, self._arms.changed = self._arms.changed, set()

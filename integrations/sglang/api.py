@@ -26,6 +26,7 @@ def add_routes(app: web.Application, ferry: Ferry) -> None:
     app.router.add_get("/v1/models", views.models)
     app.router.add_get("/kvferry/workers", views.workers)
     app.router.add_get("/kvferry/links", views.links)
+    app.router.add_get("/kvferry/models", views.learned)
     app.router.add_get("/kvferry/explain/{id}", views.explain)
     app.router.add_get("/kvferry/decisions", views.decisions, allow_head=False)
 
@@ -98,6 +99,10 @@ class _Views:
                 now = {"moves_in_flight": int(moves), "slowness": round(float(slow), 3)}
                 rows.append({**dataclasses.asdict(link), **now})
         return _json({"links": rows, "open_breakers": fleet.breakers.open()})
+
+    async def learned(self, _: web.Request) -> web.Response:
+        """Learned models: versions, roles, and how the arms fare."""
+        return _json(await self.ferry.models.describe() if self.ferry.models is not None else {})
 
     async def explain(self, request: web.Request) -> web.Response:
         """One recent request's record: what was decided, why, and what then happened."""

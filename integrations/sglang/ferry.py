@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvferry.integrations.log.convert import joined
+from kvferry.integrations.log.picture import Pictures
 from kvferry.integrations.log.record import DecisionRecord, Outcome
 from kvferry.integrations.redis.sink import Sink
+from kvferry.integrations.registry.arms import Arms
+from kvferry.integrations.registry.running import Models
+from kvferry.integrations.registry.shadow import Shadows
 from kvferry.integrations.sglang.body import Body, Endpoint
 from kvferry.integrations.sglang.errors import ApiError, BadRequest, NoWorker, Upstream
 from kvferry.integrations.sglang.fleet import Fleet
@@ -19,7 +23,8 @@ from kvferry.integrations.sglang.kvevents import comparable
 from kvferry.integrations.sglang.leg import Answer, Call, LegFailed
 from kvferry.integrations.sglang.legs import Legs
 from kvferry.integrations.sglang.metrics import Metrics
-from kvferry.integrations.sglang.passage import Passage, ends
+from kvferry.integrations.sglang.passage import Passage
+from kvferry.integrations.sglang.passage_outcome import ends
 from kvferry.integrations.sglang.plugin.wire import LOCAL_MARK
 from kvferry.integrations.sglang.poller import Poller
 from kvferry.integrations.sglang.recent import Recent
@@ -59,16 +64,23 @@ class Ferry:
     ratio: TokenRatio = field(default_factory=TokenRatio)
     metrics: Metrics = field(default_factory=Metrics)
     recent: Recent = field(default_factory=Recent)
+    arms: Arms = field(default_factory=Arms)
+    models: Models | None = None
     stopping: bool = False
     serving: "set[asyncio.Task[Any]]" = field(default_factory=set)
     join: Join = field(init=False)
+    shadows: Shadows = field(init=False)
+    pictures: Pictures = field(init=False)
 
     def __post_init__(self) -> None:
         self.join = Join(self.fleet, self.write, self.metrics.met)
+        self.shadows = Shadows(self.policy, self.arms, self.sink)
+        self.pictures = Pictures(self.sink.table)
 
     def write(self, record: DecisionRecord, outcome: Outcome) -> None:
         """What came of a request, once and for all: to the streams, the log file and those who watch."""
         self.fleet.lessons.told(record, outcome)
+        self.arms.told(record, outcome)
         self.sink.outcome(record.id, outcome)
         done = joined(record, outcome)
         self.sink.joined(done)

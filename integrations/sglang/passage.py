@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvferry.integrations.log.convert import joined, record_of
-from kvferry.integrations.log.record import DecisionRecord, Outcome, Stages, Status
+from kvferry.integrations.log.record import DecisionRecord, Outcome, Status
 from kvferry.integrations.redis.leases import LeaseEntry
+from kvferry.integrations.registry.arms import Arm
 from kvferry.integrations.sglang.answer import Usage
 from kvferry.integrations.sglang.body import Body
 from kvferry.integrations.sglang.fleet import Member, path_key
-from kvferry.integrations.sglang.join_clock import is_here
-from kvferry.integrations.sglang.join_stages import Door
 from kvferry.integrations.sglang.join_trip import Sent, Trip
 from kvferry.integrations.sglang.kvevents import comparable
 from kvferry.integrations.sglang.lessons import Way
+from kvferry.integrations.sglang.passage_outcome import door_of, ends, outcome_of
 from kvferry.models.book import Entry
 from kvferry.models.prefix import BLOCK_BYTES, BLOCK_TOKENS
 from kvferry.policy.decision import Decision
-from kvferry.policy.plan import Plan, Split
+from kvferry.policy.plan import Split
 from kvferry.policy.request import Request
 from kvferry.policy.worker import Role
 
@@ -56,6 +56,7 @@ class Passage:
     error: str | None = None
     ended: bool = False
     trip: Trip | None = None
+    arm: Arm | None = None
     attempt_s: float = 0.0
     _key: str = ""
 
@@ -64,7 +65,8 @@ class Passage:
         ferry = self.ferry
         cluster = ferry.fleet.cluster(self.request.model, excluded)
         begun = time.perf_counter()
-        decision = ferry.policy.decide(self.request, cluster)
+        arm = self.arm = self.arm or ferry.arms.draw(self.request.seed)
+        decision = arm.decide(ferry.policy, self.request, cluster)
         took_s = time.perf_counter() - begun
         ferry.metrics.decide_s.observe(took_s)
         self.decision = decision
@@ -80,8 +82,13 @@ class Passage:
                 endpoint=self.body.endpoint.value,
                 stream=self.body.stream,
                 on_decode=ferry.fleet.members[ends(decision.plan)[1]].worker.role is Role.DECODE,
+                mode="canary" if arm.name == "canary" else "live",
+                arm=arm.name,
+                picture=ferry.pictures.take(self.request, cluster),
             )
             ferry.fleet.lessons.decided(self.record, way, ends_itself=not self.body.ignore_eos)
+            ferry.arms.decided(self.record.id, arm)
+            ferry.shadows.decided(self.record, self.request, cluster)
             ferry.sink.decision(self.record)
             ferry.recent.add(self.record)
             if decision.safe_rule:
@@ -147,12 +154,13 @@ class Passage:
         if decision is None or record is None or self.ended:
             return
         self.ended = True
-        outcome = self._outcome(status, error or self.error, decision.plan)
+        self.ferry.shadows.ended(record.id)
+        outcome = outcome_of(self, status, error or self.error, decision.plan)
         ferry = self.ferry
         if status == "rejected" and self.trip is not None:  # no scheduler has ever seen it
             ferry.join.forget(self.trip)
             self.trip = None
-        if not ferry.join.ended(self.trip, record, outcome, self._door()):
+        if not ferry.join.ended(self.trip, record, outcome, door_of(self)):
             ferry.recent.add(joined(record, outcome), final=False)
         mode = decision.mode.value
         ferry.metrics.requests.labels(self.body.endpoint.value, mode, record.reason, status).inc()
@@ -213,50 +221,6 @@ class Passage:
             self.ferry.sink.lease_release(self._key)
             self._key = ""
 
-    def _outcome(self, status: Status, error: str | None, plan: Plan) -> Outcome:
-        usage, before = self.usage, self.prefill_usage
-        output = usage.output_tokens if usage.output_tokens is not None else (self.events or None)
-        itl_s = None
-        if self.body.stream and self.first_s is not None and self.last_s is not None and (output or 0) > 1:
-            itl_s = (self.last_s - self.first_s) / max(1.0, (output or 2) / self.request.sequences - 1)
-        split = isinstance(plan, Split)
-        source = before if split else usage
-        rescued = bool(self.given_up)
-        return Outcome(
-            status=status,
-            ttft_s=self._ttft_s(),
-            itl_s=itl_s,
-            e2e_s=self.ferry.clock() - self.started_s,
-            output_tokens=output,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=source.cached_tokens,
-            stages=Stages(
-                queue_s=source.queue_s,
-                prefill_s=source.prefill_s,
-                transfer_s=before.after_prefill_s if split else None,
-                rescue_s=self.attempt_s - self.started_s if rescued else None,
-            ),
-            rescued_from=tuple(self.given_up),
-            served_by=plan.key if rescued and status == "ok" else "",
-            error=error,
-        )
-
-    def _door(self) -> Door:
-        """Both times by the wall clock, the way between them by the monotonic one."""
-        members, sent = self.ferry.fleet.members, self.trip.sent if self.trip is not None else None
-        workers = sent.workers().values() if sent is not None else ()
-        here = frozenset(worker for worker in workers if is_here(members[worker].worker.host))
-        now_s = time.time()
-        return Door(now_s - (self.ferry.clock() - self.attempt_s), now_s, here)
-
-    def _ttft_s(self) -> float | None:
-        """Seen at the door when streamed. Otherwise nothing shows the first token itself: a split has the
-        prefill worker's answer just before it, a colocated worker may tell it."""
-        seen_s = self.first_s if self.body.stream else self.prefilled_s
-        if self.body.stream or (self.decision is not None and isinstance(self.decision.plan, Split)):
-            return seen_s - self.started_s if seen_s is not None else None
-        return self.usage.first_token_s
-
     def _learn(self, decision: Decision, outcome: Outcome) -> None:
         ferry, body, request = self.ferry, self.body, self.request
         if not body.exact and outcome.prompt_tokens and body.samples == 1:
@@ -291,8 +255,3 @@ class Passage:
         if not self.body.exact:
             per_block = BLOCK_BYTES * self.ferry.per_byte(self.request.model, self.body)
         member.prefixes.correct(round(expected_tokens / per_block), round(reported_tokens / per_block))
-
-
-def ends(plan: Plan) -> tuple[str, str]:
-    """Ids of the workers that prefill and decode."""
-    return (plan.prefill, plan.decode) if isinstance(plan, Split) else (plan.worker, plan.worker)

@@ -19,6 +19,9 @@ from kvferry.integrations.redis.sink import Sink
 from kvferry.integrations.redis.telemetry import TelemetryFollower
 from kvferry.integrations.redis.url import StoreError
 from kvferry.integrations.redis.view import View
+from kvferry.integrations.registry.arms import Arms
+from kvferry.integrations.registry.metrics import ModelMetrics
+from kvferry.integrations.registry.running import Models
 from kvferry.integrations.sglang.breaker import Breakers
 from kvferry.integrations.sglang.ferry import Ferry
 from kvferry.integrations.sglang.fleet import Fleet
@@ -91,8 +94,17 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
         publisher = Publisher(store, fleet, sink.health, router=name)
         legs = Legs(session, fleet)
         rng = random.Random(int.from_bytes(os.urandom(16)))
-        ferry = Ferry(settings, name, policy, fleet, book, legs, poller, sink, time.monotonic, rng)
+        arms = Arms(settings.safe_share)
+        ferry = Ferry(settings, name, policy, fleet, book, legs, poller, sink, time.monotonic, rng, arms=arms)
         ferry.metrics.watch(fleet, sink)
+        ferry.models = Models(
+            store,
+            arms,
+            sink.health,
+            ModelMetrics(ferry.metrics.registry),
+            router=name,
+            instance=f"{name}#{os.urandom(6).hex()}",
+        )
         telemetry = Telemetry(fleet, ferry.join, ferry.metrics.undecodable.inc)
         follower = TelemetryFollower(store, sink.health, telemetry.take)
         runner = web.AppRunner(
@@ -105,6 +117,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
         await runner.setup()
         for part in (sink, view, publisher, poller, follower):
             part.start()
+        await ferry.models.start()
         try:
             await web.SockSite(runner, listener).start()
             if settings.prometheus_port is not None:
@@ -115,6 +128,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
             await runner.cleanup()
             await legs.close()
             await ferry.join.drain(LAST_RECORDS_S)
+            await ferry.models.close()
             await follower.close()
             await poller.stop()
             await kv_events.close()

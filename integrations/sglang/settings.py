@@ -21,6 +21,7 @@ class Settings(BaseSettings):
     port: int = Field(default=30000, ge=0, le=65535)
     policy: str = "kvferry"
     explore: float = Field(default=0.02, ge=0, le=MAX_SHARE)
+    safe_share: float = Field(default=0.01, ge=0, le=0.5)
     api_key: SecretStr | None = None
     redis: SecretStr | None = None
     config: Path | None = None
