@@ -43,7 +43,9 @@ def draw(found: Evaluation, file: Path) -> None:
     title = f"{found.version} on {len(found.held_out.later):,} requests"
     figure.suptitle(f"{title}\n{found.held_out.why}", fontsize=11.5, x=0.01, ha="left")
     grid = figure.add_gridspec(2, columns + 1, width_ratios=(1.5, *(1,) * columns))
-    reliability(figure.add_subplot(grid[:, 0]), found.judged, names, colours)
+    kept = figure.add_subplot(grid[:, 0])
+    reliability(kept, found.judged, names, colours)
+    figure.legend(loc="outside lower left", ncols=len(names) + 1, frameon=False, fontsize=9)
     for place, name in enumerate(names):
         axes = figure.add_subplot(grid[place // columns, 1 + place % columns])
         against(axes, found, name, colours[name])
@@ -66,7 +68,6 @@ def reliability(axes: Any, scores: Mapping[str, Score], names: list[str], colour
     axes.set_title("are quantiles kept?", fontsize=10, loc="left")
     axes.set_xticks(QUANTILES)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
 
 
 def against(axes: Any, found: Evaluation, name: str, colour: str) -> None:

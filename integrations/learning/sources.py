@@ -40,13 +40,14 @@ def read_rows(
 def read_chunks(
     sources: Sequence[str], tally: Tally, progress: Progress, namespace: str = "kvferry"
 ) -> Iterator[Chunk]:
-    """All records, a few thousand at a time. A file that two sources name is read once.
+    """All records, a few thousand at a time. A file that two sources name is read once; without any source it
+    is this machine's log.
 
     Raises SourceError.
     """
     stores = [source for source in sources if is_store(source)]
-    named = [path.resolve() for source in sources if not is_store(source) for path in files_of(source)]
-    files = list(dict.fromkeys(named))
+    paths = [None] if not sources else [source for source in sources if not is_store(source)]
+    files = list(dict.fromkeys(path.resolve() for source in paths for path in files_of(source)))
     sizes = [path.stat().st_size for path in files]
     total, done = sum(sizes), 0
     for path, size in zip(files, sizes, strict=True):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -24,3 +25,18 @@ class Tally:
         """Of such as had been kept."""
         self.dropped[reason] += rows
         self.kept -= rows
+
+    def told(self) -> dict[str, Any]:
+        """As `--json` prints it; reasons that no record had are left out."""
+        return {
+            "read": self.read,
+            "kept": self.kept,
+            "bad_lines": self.bad,
+            "dropped": {reason: count for reason, count in self.dropped.items() if count},
+            "doubted": {reason: count for reason, count in self.doubted.items() if count},
+        }
+
+    def left_out(self) -> str:
+        """In a few words, the most frequent reasons first; "" where nothing was."""
+        counts = self.dropped + Counter(bad_lines=self.bad)
+        return ", ".join(f"{count:,} {reason}" for reason, count in counts.most_common(4) if count)

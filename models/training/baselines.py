@@ -11,25 +11,22 @@ from kvferry.policy.features import EPSILON_S, FEATURES
 
 Floats = NDArray[np.float64]
 WINDOW = 100
-# A line needs no more.
-MOST_FITTED = 100_000
-ROUNDS = 20
 _OF_BYTES = ("transfer", "repack", "admission")
 
 
 def moving_average(earlier: Rows, later: Rows) -> F32:
-    """[N, 3, 7] for `later`: the mean of the last 100 measurements of the same mode before the request, those
-    in `later` included. p90 and p99: times what measurements in `earlier` were above it."""
-    return _per_mode(earlier, later, _average)
+    """[N, 3, 7] for `later`: the mean of the last 100 measurements before the request, those in `later`
+    included. p90 and p99: times what measurements in `earlier` were above it."""
+    return _predicted(earlier, later, _average)
 
 
 def linear_fit(earlier: Rows, later: Rows) -> F32:
-    """[N, 3, 7] for `later`: one line per target and mode, of least absolute deviation, through `earlier`.
+    """[N, 3, 7] for `later`: one least-squares fit per target through `earlier`.
 
     ttft = a + b * new tokens + c * moved bytes; transfer, repack and admission = a + b * moved bytes; queue,
-    prefill and itl = a + b * new tokens. p90 and p99 as for `moving_average`.
+    prefill and itl = a + b * new tokens; not below 0. p90 and p99 as for `moving_average`.
     """
-    return _per_mode(earlier, later, _line)
+    return _predicted(earlier, later, _line)
 
 
 def catalogue(rows: Rows) -> F32:
@@ -51,21 +48,17 @@ def catalogue(rows: Rows) -> F32:
 _Median = Callable[[Rows, Rows, int], tuple[Floats, Floats]]
 
 
-def _per_mode(earlier: Rows, later: Rows, median: _Median) -> F32:
+def _predicted(earlier: Rows, later: Rows, median: _Median) -> F32:
     out = np.full((len(later), len(QUANTILES), len(TARGETS)), np.nan, np.float32)
-    for split in (False, True):
-        here = later.split == split
-        before, after = earlier.take(earlier.split == split), later.take(here)
-        for place in range(len(TARGETS)):
-            fitted, predicted = median(before, after, place)
-            actual = before.actual_s[:, place].astype(np.float64)
-            ratio = (actual + EPSILON_S) / (fitted + EPSILON_S)
-            ratio = ratio[np.isfinite(ratio)]
-            out[here, 0, place] = predicted
-            if len(ratio):
-                for row, quantile in enumerate(QUANTILES[1:], 1):
-                    times = max(1.0, float(np.quantile(ratio, quantile)))
-                    out[here, row, place] = (predicted + EPSILON_S) * times - EPSILON_S
+    for place in range(len(TARGETS)):
+        fitted, predicted = median(earlier, later, place)
+        ratio = (earlier.actual_s[:, place].astype(np.float64) + EPSILON_S) / (fitted + EPSILON_S)
+        ratio = ratio[np.isfinite(ratio)]
+        out[:, 0, place] = predicted
+        if len(ratio):
+            for row, quantile in enumerate(QUANTILES[1:], 1):
+                times = max(1.0, float(np.quantile(ratio, quantile)))
+                out[:, row, place] = (predicted + EPSILON_S) * times - EPSILON_S
     return out
 
 
@@ -83,11 +76,11 @@ def _average(earlier: Rows, later: Rows, place: int) -> tuple[Floats, Floats]:
 def _line(earlier: Rows, later: Rows, place: int) -> tuple[Floats, Floats]:
     actual = earlier.actual_s[:, place].astype(np.float64)
     known = np.flatnonzero(np.isfinite(actual))
-    known = known[:: max(1, len(known) // MOST_FITTED)]
     known_x, wanted_x = _inputs(earlier, place), _inputs(later, place)
     if len(known) <= known_x.shape[1]:
         return np.full(len(earlier), np.nan), np.full(len(later), np.nan)
-    weights = _least_absolute(known_x[known], actual[known])
+    scale = np.maximum(known_x[known].max(axis=0), 1.0)  # bytes beside ones
+    weights = np.linalg.lstsq(known_x[known] / scale, actual[known], rcond=None)[0] / scale
     return np.maximum(known_x @ weights, 0.0), np.maximum(wanted_x @ weights, 0.0)
 
 
@@ -101,16 +94,3 @@ def _inputs(rows: Rows, place: int) -> Floats:
     if name == "ttft":
         return np.column_stack([np.ones(len(rows)), tokens, moved_bytes])
     return np.column_stack([np.ones(len(rows)), moved_bytes if name in _OF_BYTES else tokens])
-
-
-def _least_absolute(inputs: Floats, actual: Floats) -> Floats:
-    """Weights that minimise the sum of |actual - inputs @ weights|, by reweighted least squares."""
-    scale = np.maximum(np.abs(inputs).max(axis=0), 1e-12)
-    scaled, trust = inputs / scale, np.ones(len(actual))
-    weights = np.zeros(inputs.shape[1])
-    for _ in range(ROUNDS):
-        root = np.sqrt(trust)
-        weights = np.linalg.lstsq(scaled * root[:, None], actual * root, rcond=None)[0]
-        trust = 1.0 / np.maximum(np.abs(actual - scaled @ weights), EPSILON_S)
-    found: Floats = weights / scale
-    return found
