@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from kvferry.integrations.cli import breakeven, demo, local, logs, serve, simulate, size, worker, worker_sim
+from kvferry.integrations.cli import (
+    breakeven,
+    demo,
+    evaluate,
+    local,
+    logs,
+    serve,
+    simulate,
+    size,
+    worker,
+    worker_sim,
+)
 from kvferry.integrations.cli.errors import run
 
 app = typer.Typer(
@@ -17,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: rich would cut long flag names and eat [brackets]
     epilog="Example: kvferry serve --worker-urls http://10.0.0.1:30000 http://10.0.0.2:30000",
 )
-for _module in (serve, local, demo, worker, worker_sim, size, breakeven, simulate, logs):
+for _module in (serve, local, demo, worker, worker_sim, size, breakeven, simulate, logs, evaluate):
     _module.register(app)
 
 

@@ -32,9 +32,7 @@ def read(sources: list[str] | None, namespace: str, *, predictions: bool) -> tup
     when nothing in them is a record."""
     tally = Tally()
     with failures(), progress("reading") as report:
-        rows = read_rows(
-            sources or (), tally, predictions=predictions, progress=report, namespace=namespace
-        )
+        rows = read_rows(sources or (), tally, predictions=predictions, progress=report, namespace=namespace)
     if not tally.read:
         raise CommandError(
             f"no readable record: {tally.bad} bad lines, the first at {tally.first_bad}"
