@@ -12,6 +12,7 @@ from kvferry.integrations.cli import (
     evaluate,
     local,
     logs,
+    models,
     serve,
     simulate,
     size,
@@ -28,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: rich would cut long flag names and eat [brackets]
     epilog="Example: kvferry serve --worker-urls http://10.0.0.1:30000 http://10.0.0.2:30000",
 )
-for _module in (serve, local, demo, worker, worker_sim, size, breakeven, simulate, logs, evaluate):
+for _module in (serve, local, demo, worker, worker_sim, size, breakeven, simulate, logs, evaluate, models):
     _module.register(app)
 
 
