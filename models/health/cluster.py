@@ -1,0 +1,36 @@
+"""The health of several routers as one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from kvferry.models.health.finding import Finding, worst
+from kvferry.models.health.judge import judge
+from kvferry.models.health.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A finding, and the routers that it is of; `routers` is empty where only all together show it."""
+
+    finding: Finding
+    routers: tuple[str, ...]
+
+
+def total(snapshots: Sequence[Snapshot]) -> Snapshot:
+    """Their sum."""
+    return reduce(Snapshot.plus, snapshots) if snapshots else Snapshot()
+
+
+def found(snapshots: Sequence[Snapshot]) -> list[Found]:
+    """Of every router, alike ones together and the worst first; and what is only seen in their sum."""
+    apart = [(one.router, finding) for one in snapshots for finding in judge(one)]
+    together = dict[tuple[str, str], list[tuple[str, Finding]]]()
+    for router, finding in apart:
+        together.setdefault((finding.check, finding.state), []).append((router, finding))
+    result = [Found(of[0][1], tuple(router for router, _ in of)) for of in together.values()]
+    for finding in judge(total(snapshots)) if len(snapshots) > 1 else ():
+        same = [one for _, one in apart if one.check == finding.check]
+        if not same or worst(same).rank < finding.state.rank:
+            result.append(Found(finding, ()))
+    return sorted(result, key=lambda one: -one.finding.state.rank)
