@@ -24,6 +24,7 @@ from kvferry.integrations.cli.models_call import (
     share_of,
     version_of,
 )
+from kvferry.integrations.cli.models_health import register_health
 from kvferry.integrations.cli.models_table import (
     arms_table,
     audit_table,
@@ -100,6 +101,7 @@ def register(app: typer.Typer) -> None:
         ("audit", audit, AUDIT),
     ):
         models.command(name, help=text)(command)
+    register_health(models)
     app.add_typer(models, name="models")
 
 

@@ -12,6 +12,7 @@ from kvferry.integrations.log.picture import Pictures
 from kvferry.integrations.log.record import DecisionRecord, Outcome
 from kvferry.integrations.redis.sink import Sink
 from kvferry.integrations.registry.arms import Arms
+from kvferry.integrations.registry.health_watch import Learning
 from kvferry.integrations.registry.running import Models
 from kvferry.integrations.registry.shadow import Shadows
 from kvferry.integrations.sglang.body import Body, Endpoint
@@ -71,11 +72,19 @@ class Ferry:
     join: Join = field(init=False)
     shadows: Shadows = field(init=False)
     pictures: Pictures = field(init=False)
+    learning: Learning = field(init=False)
 
     def __post_init__(self) -> None:
         self.join = Join(self.fleet, self.write, self.metrics.met)
         self.shadows = Shadows(self.policy, self.arms, self.sink)
         self.pictures = Pictures(self.sink.table)
+        lessons = self.fleet.lessons
+        self.learning = Learning(
+            self.name,
+            self.policy.name,
+            version=lambda: self.arms.running.live.version,
+            evidence=lambda: {**lessons.learner.counts(), "output_tokens": lessons.lengths.revision},
+        )
 
     def write(self, record: DecisionRecord, outcome: Outcome) -> None:
         """What came of a request, once and for all: to the streams, the log file and those who watch."""
@@ -84,6 +93,7 @@ class Ferry:
         self.sink.outcome(record.id, outcome)
         done = joined(record, outcome)
         self.sink.joined(done)
+        self.learning.ended(done)
         self.recent.add(done)
 
     def passage(self, body: Body, started_s: float, headers: Mapping[str, str] | None = None) -> Passage:

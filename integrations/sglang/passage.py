@@ -89,6 +89,7 @@ class Passage:
             ferry.fleet.lessons.decided(self.record, way, ends_itself=not self.body.ignore_eos)
             ferry.arms.decided(self.record.id, arm)
             ferry.shadows.decided(self.record, self.request, cluster)
+            ferry.learning.decided()
             ferry.sink.decision(self.record)
             ferry.recent.add(self.record)
             if decision.safe_rule:

@@ -15,11 +15,14 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from kvferry.integrations.log.jsonl import JsonlWriter
 from kvferry.integrations.redis.connection import Store, open_store
+from kvferry.integrations.redis.learned import Learned
 from kvferry.integrations.redis.sink import Sink
 from kvferry.integrations.redis.telemetry import TelemetryFollower
 from kvferry.integrations.redis.url import StoreError
 from kvferry.integrations.redis.view import View
+from kvferry.integrations.registry import health_metrics
 from kvferry.integrations.registry.arms import Arms
+from kvferry.integrations.registry.health_watch import HealthWatch
 from kvferry.integrations.registry.metrics import ModelMetrics
 from kvferry.integrations.registry.running import Models
 from kvferry.integrations.sglang.breaker import Breakers
@@ -105,6 +108,11 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
             router=name,
             instance=f"{name}#{os.urandom(6).hex()}",
         )
+        lessons = fleet.lessons
+        learned = Learned(store, [lessons.lengths, lessons.learner], router=name, health=sink.health)
+        ferry.learning.heard = lambda: learned.routers
+        health = HealthWatch(store, ferry.learning, sink.health)
+        health_metrics.watch(ferry.metrics.registry, ferry.learning)
         telemetry = Telemetry(fleet, ferry.join, ferry.metrics.undecodable.inc)
         follower = TelemetryFollower(store, sink.health, telemetry.take)
         runner = web.AppRunner(
@@ -115,7 +123,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
             shutdown_timeout=CLOSE_S,
         )
         await runner.setup()
-        for part in (sink, view, publisher, poller, follower):
+        for part in (sink, view, publisher, poller, follower, learned, health):
             part.start()
         await ferry.models.start()
         try:
@@ -129,6 +137,8 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
             await legs.close()
             await ferry.join.drain(LAST_RECORDS_S)
             await ferry.models.close()
+            await learned.close()
+            await health.close()
             await follower.close()
             await poller.stop()
             await kv_events.close()

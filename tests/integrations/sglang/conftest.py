@@ -149,6 +149,11 @@ async def route(
     monkeypatch.setenv("KVFERRY_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(legs, "ABORT_AFTER_S", (0.0, 0.02, 0.1))
 
+    known = await open_store(store_url)
+    learned = [known.keys.learned_times, *(known.keys.learned(kind) for kind in ("lengths", "terms"))]
+    await known.client.delete(*learned)  # by routers of earlier tests
+    await known.close()
+
     @asynccontextmanager
     async def started(workers: tuple[Any, ...], told: dict[str, Any]) -> AsyncIterator[Router]:
         targets = tuple(worker if isinstance(worker, Target) else Target(worker.url) for worker in workers)
