@@ -16,6 +16,7 @@ from kvferry.integrations.cli import (
     serve,
     simulate,
     size,
+    train,
     worker,
     worker_sim,
 )
@@ -29,7 +30,20 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: rich would cut long flag names and eat [brackets]
     epilog="Example: kvferry serve --worker-urls http://10.0.0.1:30000 http://10.0.0.2:30000",
 )
-for _module in (serve, local, demo, worker, worker_sim, size, breakeven, simulate, logs, evaluate, models):
+for _module in (
+    serve,
+    local,
+    demo,
+    worker,
+    worker_sim,
+    size,
+    breakeven,
+    simulate,
+    logs,
+    train,
+    evaluate,
+    models,
+):
     _module.register(app)
 
 

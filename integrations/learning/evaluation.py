@@ -14,7 +14,7 @@ from kvferry.models.training.rows import F32, SHARES, Rows
 from kvferry.policy.correction import TARGETS
 
 # With fewer no figure says anything.
-MIN_ROWS = 20
+MIN_ROWS = 15
 Scores = dict[str, Score]
 
 

@@ -53,6 +53,7 @@ def errors_table(found: Evaluation) -> Table:
     for name, word in (("moving_average", "moving\naverage"), ("linear_fit", "one\nline")):
         columns[word] = found.baselines[name]
     columns["cata-\nlogue"] = found.baselines["catalogue"]
+    columns = {word: each for word, each in columns.items() if any(score.n for score in each.values())}
     table = Table(
         title="median error", title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False
     )
