@@ -1,10 +1,13 @@
-"""How slow each link has shown to be, against what the catalogue says of its bytes and descriptors."""
+"""How slow each link is just now, against what is known of its bytes and descriptors."""
 
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
+
+from kvferry.models.terms.hidden import NOISE_S
+from kvferry.models.terms.way import Path, Wire
 
 SAMPLES = 5
 # Without samples a belief fades, so that the link is tried again.
@@ -17,18 +20,10 @@ OLDER = 0.95
 SHRINK_SAMPLES = 0.5
 # A move in flight for so many times what it should take tells before it ends.
 OVERDUE = 3.0
-# Schedulers look at a move every few milliseconds: less than that says nothing of the wire.
-NOISE_S = 5e-3
+# Expectations that differ by less are the same.
+SAME = 0.05
 LEAST, MOST = math.log(0.2), math.log(1000.0)
 REFRESH_S = 0.25
-
-
-class Path(NamedTuple):
-    """As links are told apart."""
-
-    src_host: str
-    dst_host: str
-    transport: str
 
 
 class _End(NamedTuple):
@@ -39,16 +34,44 @@ class _End(NamedTuple):
     source: bool
 
 
-class _Sample(NamedTuple):
+class Took(NamedTuple):
+    """A move that is over: what it took, give or take `noise_s`."""
+
     path: Path
+    wire: Wire
+    took_s: float
+    noise_s: float
     time_s: float
+
+    @property
+    def sound(self) -> bool:
+        """Whether that says anything."""
+        parts = 0.0 <= self.wire.bytes_s < math.inf and 0.0 <= self.wire.posting_s < math.inf
+        some = parts and self.wire.bytes_s + self.wire.posting_s > 0.0
+        took = 0.0 <= self.took_s < math.inf and 0.0 < self.noise_s < math.inf
+        return some and took and math.isfinite(self.time_s)
+
+
+@dataclass(slots=True, eq=False)
+class _Sample:
+    """`log`: of what it took over what was to be expected, by what is known of the link now."""
+
+    took: Took
     log: float
+
+    @property
+    def path(self) -> Path:
+        return self.took.path
+
+    @property
+    def time_s(self) -> float:
+        return self.took.time_s
 
 
 class _Move(NamedTuple):
     path: Path
     due_s: float
-    expected_s: float
+    wire: Wire
 
 
 Name = TypeVar("Name")
@@ -56,8 +79,9 @@ Name = TypeVar("Name")
 
 @dataclass(slots=True)
 class LinkSpeeds:
-    """Slowness of a path: seconds that moves took over those expected by the catalogue, contention included.
+    """Slowness of a path: seconds that moves took over those expected, contention included.
 
+        expected = bytes_s * byte factor + posting_s * descriptor factor     (`Wire`, `known`)
         shown  = median of the last SAMPLES ln(took / expected) and the prior; newer ones weigh more
         trust  = n / (n + SHRINK_SAMPLES) * 2^(-idle / HALF_LIFE_S)
         belief = exp(prior + (shown - prior) * trust)
@@ -67,47 +91,66 @@ class LinkSpeeds:
     So one sample that stands alone is not believed, two that agree are (three after steady others), be they
     on one path or on several of a host; without samples a belief halves (in the log) within two HALF_LIFE_S.
     A move that is overdue counts, while it lasts, as a sample of what it has taken so far where that is more
-    than was shown. `took` and `expected` are compared after adding `noise_s` to both, so that milliseconds on
-    a short move are no evidence. All times in seconds, on any one clock.
+    than was shown, and when it is given up as one of what it took until then. `took` and `expected` are
+    compared after adding `noise_s` to both, so that milliseconds on a short move are no evidence. What other
+    routers saw counts as if it were their own. All times in seconds, on any one clock.
     """
 
     _samples: dict[Path, deque[_Sample]] = field(default_factory=dict)
     _by_end: dict[_End, deque[_Sample]] = field(default_factory=dict)
+    _theirs: dict[str, list[_Sample]] = field(default_factory=dict)
     _moves: dict[str, _Move] = field(default_factory=dict)
+    _factors: dict[tuple[Path, str], tuple[float, float]] = field(default_factory=dict)
     _beliefs: dict[Path, float] = field(default_factory=dict)
     _priors: dict[_End, float] = field(default_factory=dict)
     _fresh_s: float = -math.inf
 
-    def observe(
-        self, path: Path, expected_s: float, took_s: float, time_s: float, noise_s: float = NOISE_S
-    ) -> None:
-        """A move is over. What is not finite or negative, or should take no time, is passed over."""
-        if not (0.0 < expected_s < math.inf and 0.0 <= took_s < math.inf and 0.0 < noise_s < math.inf):
+    def known(self, path: Path, relation: str, byte_factor: float, descriptor_factor: float) -> None:
+        """What moves of a kind cost there in the long run, over what the catalogue says."""
+        now, then = (byte_factor, descriptor_factor), self._factors.get((path, relation), (1.0, 1.0))
+        if all(abs(a - b) <= SAME * b for a, b in zip(now, then, strict=True)):
             return
-        log = math.log((took_s + noise_s) / (expected_s + noise_s))
-        sample = _Sample(path, time_s, min(max(log, LEAST), MOST))
+        self._factors[path, relation] = now
+        theirs = (one for told in self._theirs.values() for one in told if one.path == path)
+        for sample in (*self._samples.get(path, ()), *theirs):
+            sample.log = self._log(sample.took)
+
+    def observe(self, path: Path, wire: Wire, took_s: float, time_s: float, noise_s: float = NOISE_S) -> None:
+        """A move is over. What is not finite or negative, or should take no time, is passed over."""
+        took = Took(path, wire, took_s, noise_s, time_s)
+        if not took.sound:
+            return
+        sample = _Sample(took, self._log(took))
         self._samples.setdefault(path, deque(maxlen=SAMPLES)).append(sample)
         for end in _ends(path):
             self._by_end.setdefault(end, deque(maxlen=SAMPLES)).append(sample)
 
-    def begin(self, move: str, path: Path, due_s: float, expected_s: float) -> None:
-        """A move (any name) goes out; it should start by `due_s` and then take `expected_s`."""
-        if 0.0 < expected_s < math.inf and math.isfinite(due_s):
-            self._moves[move] = _Move(path, due_s, expected_s)
+    def begin(self, move: str, path: Path, due_s: float, wire: Wire) -> None:
+        """A move (any name) goes out; it should start by `due_s`."""
+        if Took(path, wire, 0.0, NOISE_S, due_s).sound:
+            self._moves[move] = _Move(path, due_s, wire)
 
     def end(self, move: str) -> None:
-        """It is over, or was given up; one that never began is fine."""
+        """It is over; one that never began is fine."""
         self._moves.pop(move, None)
+
+    def lost(self, move: str, time_s: float) -> float | None:
+        """It was given up: if it was overdue, it would have taken at least so long (else None)."""
+        late = self._moves.pop(move, None)
+        if late is None or self._at_least(late, time_s) <= OVERDUE:
+            return None
+        self.observe(late.path, late.wire, time_s - late.due_s, time_s)
+        return time_s - late.due_s
 
     def overdue(self, time_s: float) -> Iterator[tuple[Path, float]]:
         """Paths of moves that have been in flight for far too long, and the slowness they show at least."""
-        for path, due_s, expected_s in self._moves.values():
-            at_least = (time_s - due_s + NOISE_S) / (expected_s + NOISE_S)
+        for move in self._moves.values():
+            at_least = self._at_least(move, time_s)
             if at_least > OVERDUE:
-                yield path, at_least
+                yield move.path, at_least
 
     def slowness(self, paths: Sequence[Path], time_s: float) -> list[float]:
-        """The factor on the catalogue's seconds for each path: 1 where nothing was seen.
+        """The factor on expected seconds for each path: 1 where nothing was seen.
 
         Worked out anew when REFRESH_S have passed.
         """
@@ -119,24 +162,58 @@ class LinkSpeeds:
         believed, priors = self._beliefs.get, self._priors.get
         return [believed(path) or math.exp(max(priors(end, 0.0) for end in _ends(path))) for path in paths]
 
+    def told(self) -> list[Took]:
+        """The moves of its own that still count."""
+        return [sample.took for found in self._samples.values() for sample in found]
+
+    def hear(self, router: str, moves: Sequence[Took]) -> None:
+        """All that another router has told, in place of what it told before; none: it is forgotten."""
+        heard = [_Sample(took, self._log(took)) for took in moves if took.sound]
+        self._theirs[router] = heard
+        if not heard:
+            del self._theirs[router]
+
+    def _log(self, took: Took) -> float:
+        log = math.log((took.took_s + took.noise_s) / (self._expected_s(*took[:2]) + took.noise_s))
+        return min(max(log, LEAST), MOST)
+
+    def _expected_s(self, path: Path, wire: Wire) -> float:
+        by_byte, by_descriptor = self._factors.get((path, wire.relation), (1.0, 1.0))
+        return wire.bytes_s * by_byte + wire.posting_s * by_descriptor
+
+    def _at_least(self, move: _Move, time_s: float) -> float:
+        return (time_s - move.due_s + NOISE_S) / (self._expected_s(move.path, move.wire) + NOISE_S)
+
     def _refresh(self, time_s: float) -> None:
         self._samples = _recent(self._samples, time_s)
         self._by_end = _recent(self._by_end, time_s)
-        late: dict[Path | _End, list[_Sample]] = {}
+        samples, by_end = self._together(time_s) if self._theirs else (self._samples, self._by_end)
+        late: dict[Path | _End, list[float]] = {}
         for path, at_least in self.overdue(time_s):
-            sample = _Sample(path, time_s, min(math.log(at_least), MOST))
             for where in (path, *_ends(path)):
-                late.setdefault(where, []).append(sample)
+                late.setdefault(where, []).append(min(math.log(at_least), MOST))
         none = deque[_Sample]()
         self._priors = {
-            end: _prior(self._by_end.get(end, none), late.get(end, ()), time_s)
-            for end in dict.fromkeys((*self._by_end, *(end for end in late if isinstance(end, _End))))
+            end: _prior(by_end.get(end, none), late.get(end, ()), time_s)
+            for end in dict.fromkeys((*by_end, *(end for end in late if isinstance(end, _End))))
         }
         self._beliefs = {}
-        for path in dict.fromkeys((*self._samples, *(path for path in late if isinstance(path, Path)))):
+        for path in dict.fromkeys((*samples, *(path for path in late if isinstance(path, Path)))):
             prior = max(self._priors.get(end, 0.0) for end in _ends(path))
-            log, trust = _shown(self._samples.get(path, none), late.get(path, ()), prior, time_s)
+            log, trust = _shown(samples.get(path, none), late.get(path, ()), prior, time_s)
             self._beliefs[path] = math.exp(prior + (log - prior) * trust)
+
+    def _together(self, time_s: float) -> tuple[dict[Path, deque[_Sample]], dict[_End, deque[_Sample]]]:
+        """The latest samples of all routers."""
+        samples: dict[Path, deque[_Sample]] = {}
+        by_end: dict[_End, deque[_Sample]] = {}
+        own = (sample for found in self._samples.values() for sample in found)
+        theirs = (one for told in self._theirs.values() for one in told if time_s - one.time_s <= FORGET_S)
+        for sample in sorted((*own, *theirs), key=lambda sample: sample.time_s):
+            samples.setdefault(sample.path, deque(maxlen=SAMPLES)).append(sample)
+            for end in _ends(sample.path):
+                by_end.setdefault(end, deque(maxlen=SAMPLES)).append(sample)
+        return samples, by_end
 
 
 def _recent(kept: dict[Name, deque[_Sample]], time_s: float) -> dict[Name, deque[_Sample]]:
@@ -147,58 +224,30 @@ def _ends(path: Path) -> tuple[_End, _End]:
     return _End(path.src_host, path.transport, True), _End(path.dst_host, path.transport, False)
 
 
-def _prior(samples: Sequence[_Sample], late: Sequence[_Sample], time_s: float) -> float:
+def _prior(samples: Sequence[_Sample], late: Sequence[float], time_s: float) -> float:
     """What moves at one end show, drawn towards the catalogue."""
     log, trust = _shown(samples, late, 0.0, time_s)
     return log * trust
 
 
 def _shown(
-    samples: Sequence[_Sample], late: Sequence[_Sample], prior: float, time_s: float
+    samples: Sequence[_Sample], late: Sequence[float], prior: float, time_s: float
 ) -> tuple[float, float]:
     """Slowness (ln) that samples in the order of their time show, and the trust in it, 0 to 1."""
     weighed, count, by_place = [(prior, PRIOR_SAMPLES)], 0.0, 1.0
     newest_s = samples[-1].time_s if samples else time_s
-    for _, at_s, log in reversed(samples):
-        weight = by_place * _faded(newest_s - at_s)
-        weighed.append((log, weight))
+    for sample in reversed(samples):
+        weight = by_place * _faded(newest_s - sample.time_s)
+        weighed.append((sample.log, weight))
         count += weight
         by_place *= OLDER
     log = _median(weighed, count + PRIOR_SAMPLES)
-    slower = [(sample.log, 1.0) for sample in late if sample.log > log]
+    slower = [(at_least, 1.0) for at_least in late if at_least > log]
     if slower:
         newest_s = time_s
         count += len(slower)
         log = _median(weighed + slower, count + PRIOR_SAMPLES)
     return log, count / (count + SHRINK_SAMPLES) * _faded(time_s - newest_s)
-
-
-def wire_s(visible_s: float, prefill_s: float, new_tokens: float, chunk_tokens: float) -> float:
-    """Seconds on the wire of a move of which `visible_s` outlasted the prefill of `new_tokens` in chunks.
-
-    The inverse of what `kvferry.policy.predict` says of a move: chunks travel while later ones are computed,
-    and the first, the last or the one before it is waited for.
-    """
-    new_tokens, chunk_tokens = max(1.0, new_tokens), max(1.0, chunk_tokens)
-    chunk = min(chunk_tokens / new_tokens, 1.0)
-    last = 1.0 - (math.ceil(new_tokens / chunk_tokens) - 1.0) * chunk
-    late = min(chunk + last, 1.0)
-    return min(visible_s + prefill_s * (1.0 - chunk), visible_s / last, (visible_s + prefill_s * last) / late)
-
-
-def nearest_s(
-    expected_s: float,
-    visible_s: float,
-    prefill_s: float,
-    new_tokens: float,
-    chunk_tokens: float,
-    noise_s: float = NOISE_S,
-) -> float:
-    """Of the seconds on the wire that `visible_s`, give or take `noise_s`, allows, those nearest to
-    `expected_s`: a move that its prefill hides says only that it was not slower than that."""
-    low_s = wire_s(max(0.0, visible_s - noise_s), prefill_s, new_tokens, chunk_tokens)
-    high_s = wire_s(max(0.0, visible_s) + noise_s, prefill_s, new_tokens, chunk_tokens)
-    return min(max(expected_s, low_s), high_s)
 
 
 def _faded(age_s: float) -> float:

@@ -11,7 +11,7 @@ from kvferry.integrations.log.record import Missing
 from kvferry.integrations.sglang.breaker import Breakers, uses
 from kvferry.integrations.sglang.describe import snapshot_times
 from kvferry.integrations.sglang.kvevents import Holdings
-from kvferry.integrations.sglang.lessons import Lessons, path_of
+from kvferry.integrations.sglang.lessons import Lessons
 from kvferry.integrations.sglang.plugin.wire import LocalLoad, WorkerRecord
 from kvferry.integrations.sglang.plugin_info import PluginInfo
 from kvferry.integrations.sglang.telemetry_shape import shape_told
@@ -21,10 +21,10 @@ from kvferry.models.loads import Held, load_of, with_foreign
 from kvferry.models.prefix import BLOCK_TOKENS, PrefixIndex
 from kvferry.models.prefix_keys import PrefixKeys
 from kvferry.models.speedometer import Speedometer, alike
-from kvferry.policy.candidates import Candidates, Floats
+from kvferry.policy.candidates import Candidates
 from kvferry.policy.cluster import Cluster, State
 from kvferry.policy.link import Link
-from kvferry.policy.worker import Worker
+from kvferry.policy.worker import Speed, Worker
 
 MAX_PREFIX_BLOCKS = 1 << 17
 # A plugin sends its load every second: one that was silent for this long does not reach our store.
@@ -36,7 +36,8 @@ NO_PLUGIN = PluginInfo()
 class Member:
     """One worker: what it said, how fast it is, what it holds, and whether it is alive.
 
-    `vocab_tokens`: how many ids its model knows, where its plugin tells; 0 where nobody does.
+    `vocab_tokens`: how many ids its model knows, where its plugin tells; 0 where nobody does. `counted`: its
+    speed as counters alone show it, before what prompts that ended taught.
     `kv` is what it tells of its cache, where it does; `prefixes` what can be guessed from the requests sent.
     `watchers` are called once when the worker goes down: legs on it end instead of waiting. `plugin` is what
     runs inside it, `heard_s` when that last told something (at first: when the worker was admitted).
@@ -51,12 +52,14 @@ class Member:
     plugin: PluginInfo = NO_PLUGIN
     heard_s: float = 0.0
     vocab_tokens: int = 0
+    counted: Speed = Speed()
     stalls: StallMeter = field(default_factory=StallMeter)
 
     @classmethod
     def of(cls, worker: Worker, plugin: PluginInfo = NO_PLUGIN, now_s: float = 0.0) -> "Member":
         blocks = min(MAX_PREFIX_BLOCKS, worker.max_total_tokens // BLOCK_TOKENS)
-        return cls(worker, Speedometer(worker.speed), PrefixIndex(blocks), plugin=plugin, heard_s=now_s)
+        meter, prefixes = Speedometer(worker.speed), PrefixIndex(blocks)
+        return cls(worker, meter, prefixes, plugin=plugin, heard_s=now_s, counted=worker.speed)
 
     def like(self, other: "Member") -> bool:
         """Whether both should be equally fast."""
@@ -94,7 +97,7 @@ class Fleet:
     _open: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        self.lessons = Lessons(self.clock)
+        self.lessons = Lessons(self.clock, self._counted)
 
     def models(self) -> list[str]:
         """Models that some known worker serves."""
@@ -174,7 +177,9 @@ class Fleet:
         """One poll of GET /v1/loads: counters become the load of others, and the worker's speed."""
         member, now_s = self.members[worker_id], self.clock()
         member.meter.read(answer, now_s)
-        speed = member.meter.among(other.meter for other in self.members.values() if other.like(member))
+        counted = member.meter.among(other.meter for other in self.members.values() if other.like(member))
+        member.counted = counted
+        (speed,) = self.lessons.learner.worker_speeds([(member.worker, counted)])
         colocates = member.worker.can_colocate
         load = with_foreign(
             load_of(answer, now_s),
@@ -198,6 +203,7 @@ class Fleet:
         if table is None:
             workers = [member.worker for member in self.members.values() if member.worker.model == model]
             table = Candidates.build(workers, self.link_of, self.breakers.open(), frozenset(self.met))
+            table = self._repacked(table)
             self._tables[model] = table
             self._states.pop(model, None)
         state = self._states.get(model)
@@ -206,6 +212,16 @@ class Fleet:
             table = self._tables[model] = dataclasses.replace(table, workers=fresh)
             state = self._states[model] = State.of(table)
         return Cluster(table, self._of_now(model, table, state), self.clock(), frozenset(excluded))
+
+    def _counted(self, worker_id: str) -> tuple[Worker, Speed] | None:
+        member = self.members.get(worker_id)
+        return None if member is None else (member.worker, member.counted)
+
+    def _repacked(self, table: Candidates) -> Candidates:
+        """The table with what repacking has shown to take."""
+        kinds = [relation.kind.value if relation else "" for relation in table.relations]
+        learned = self.lessons.learner.repack_s_per_byte(kinds, table.repack_s_per_byte.tolist())
+        return dataclasses.replace(table, repack_s_per_byte=np.array(learned))
 
     def contacted(self, plan_key: str) -> None:
         """A pair moved KV for the first time: its next moves pay no first contact."""
@@ -233,12 +249,11 @@ class Fleet:
                 share[place] += self.book.prefill_share(worker.id)
             if worker.id in others:  # routers tell each other tokens
                 prefill_s[place] += others[worker.id].prefill_tokens * worker.speed.prefill_s_per_token
-        moves: Floats = state.moves
-        slowness: Floats = state.link_slowness
+        learned: dict[str, Any] = self.lessons.learner.state(model, table.links, table.link_relations)
         if table.links:
-            moves = np.array([float(self.book.moves.get(path_key(link), 0)) for link in table.links])
-            slowness = np.array(self.lessons.slowness([path_of(link) for link in table.links]))
-        calibration = self.lessons.calibration(model)
+            learned["moves"] = np.array(
+                [float(self.book.moves.get(path_key(link), 0)) for link in table.links]
+            )
         return dataclasses.replace(
             state,
             own_prefill_tokens=prefill,
@@ -247,10 +262,7 @@ class Fleet:
             own_decodes=decodes,
             own_context_tokens=context,
             arrivals_per_s=arrivals,
-            moves=moves,
-            ttft_bias=np.array(calibration.ttft),
-            itl_bias=np.array(calibration.itl),
-            link_slowness=slowness,
+            **learned,
         )
 
 

@@ -1,46 +1,23 @@
 """What the router learns from requests that ended, and hands to the next decisions."""
 
-import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvferry.integrations.log.record import NEVER_S, DecisionRecord, Outcome, Term
 from kvferry.models.calibration import Bias, Calibration
-from kvferry.models.link_speed import NOISE_S, LinkSpeeds, Path, nearest_s
 from kvferry.models.output_lengths import OutputLengths
+from kvferry.models.terms.hidden import NOISE_S
+from kvferry.models.terms.learner import Learner, Move
+from kvferry.models.terms.way import Way
 from kvferry.policy.costs import Costs
-from kvferry.policy.link import Link
+from kvferry.policy.worker import Speed, Worker
 
 # Without a measured move, what a first token waited beyond the other predicted terms is taken for it: those
 # are off by about so much of it.
 BLUR = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A split's move: over which link, among how many others at dispatch, behind what prefill."""
-
-    link: Link
-    others: int
-    new_tokens: float
-    chunk_tokens: float
-    first_contact: bool = False
-
-    @property
-    def path(self) -> Path:
-        return path_of(self.link)
-
-    def expected_s(self, moved_bytes: float, descriptors: float) -> float:
-        """Seconds on the wire by the catalogue, contention included, latency and meeting not."""
-        link = self.link
-        moving_s = moved_bytes / max(link.beta_bytes_per_s, 1.0) + link.gamma_s_per_descriptor * descriptors
-        return moving_s * (1 + self.others)
-
-    def around_s(self, moved_bytes: float) -> float:
-        """Seconds of a move that do not depend on the link's speed."""
-        link = self.link
-        met_s = link.first_contact_s + link.registration_s_per_byte * moved_bytes
-        return link.alpha_s + link.handoff_s + (met_s if self.first_contact else 0.0)
+# A prompt that waited for less than this much of its own prefill is taken to have had that to itself.
+ALONE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +31,17 @@ class _Note:
 
 @dataclass(slots=True)
 class Lessons:
-    """`clock` as everywhere: monotonic. Calibration is per model."""
+    """`clock` as everywhere: monotonic. `worker_of`: a known worker, and its speed by its counters alone."""
 
     clock: Callable[[], float]
-    speeds: LinkSpeeds = field(default_factory=LinkSpeeds)
+    worker_of: Callable[[str], tuple[Worker, Speed] | None] = lambda name: None
+    learner: Learner = field(init=False)
     lengths: OutputLengths = field(default_factory=OutputLengths)
-    _calibrations: dict[str, Calibration] = field(default_factory=dict)
     _notes: dict[str, _Note] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        clock, unix_s = self.clock, time.time() - self.clock()
+        self.learner = Learner(lambda: unix_s + clock())
 
     @property
     def waiting(self) -> int:
@@ -68,11 +49,7 @@ class Lessons:
         return len(self._notes)
 
     def calibration(self, model: str) -> Calibration:
-        return self._calibrations.setdefault(model, Calibration())
-
-    def slowness(self, paths: Sequence[Path]) -> list[float]:
-        """Of links, as `State.link_slowness` has it."""
-        return self.speeds.slowness(paths, self.clock())
+        return self.learner.calibration(model)
 
     def decided(self, record: DecisionRecord, way: Way | None, *, ends_itself: bool) -> None:
         """A request's first decision. `told` must be called for every one."""
@@ -80,21 +57,24 @@ class Lessons:
         self._notes[record.id] = _Note(bias, ends_itself, way)
 
     def sent(self, attempt: str, way: Way, costs: Costs) -> None:
-        """An attempt goes out over a link; by when its KV should be there is known."""
-        before_s = costs.queue_s.p90 + costs.prefill_s.p90 + costs.admission_s.p90
-        due_s = self.clock() + before_s + way.around_s(costs.moved_bytes)
-        self.speeds.begin(attempt, way.path, due_s, way.expected_s(costs.moved_bytes, costs.descriptors))
+        """An attempt goes out over a link; by when its KV should be on its way is known."""
+        due_s = self.learner.clock() + costs.queue_s.p90 + costs.prefill_s.p90 + costs.admission_s.p90
+        self.learner.sent(attempt, way, costs.relation, costs.moved_bytes, costs.descriptors, due_s)
 
     def arrived(self, attempt: str) -> None:
         """Its KV is there, or nobody waits for it any more."""
-        self.speeds.end(attempt)
+        self.learner.arrived(attempt)
+
+    def lost(self, attempt: str) -> None:
+        """It was given up; if its KV was not there by then, that tells of the link."""
+        self.learner.lost(attempt)
 
     def told(self, record: DecisionRecord, outcome: Outcome) -> None:
         """What came of a request, with the workers' telemetry if there is any."""
         note = self._notes.pop(record.id, None)
         if note is None or outcome.status not in ("ok", "cancelled"):
             return
-        request = record.request
+        request, terms = record.request, record.terms
         if note.learn_length and outcome.output_tokens:
             tokens = outcome.output_tokens / max(1, request.sequences)
             cut = outcome.status != "ok" or tokens >= request.max_new_tokens
@@ -102,51 +82,66 @@ class Lessons:
             self.lengths.observe(request.model, tokens, cut=cut, tenant=tenant, family=family)
         if outcome.status != "ok" or outcome.rescued_from:
             return
-        self.calibration(request.model).observe(
-            split=record.chosen.mode == "split",
-            predicted_ttft_s=_known(record.terms.ttft_s),
-            ttft_s=outcome.ttft_s,
-            predicted_itl_s=_known(record.terms.itl_s),
-            itl_s=outcome.itl_s,
+        split = record.chosen.mode == "split"
+        self.learner.answered(
+            request.model,
+            split=split,
+            ttft_s=(_known(record.structured_ttft_s, terms.ttft_s), terms.ttft_s.p90, outcome.ttft_s),
+            itl_s=(_known(record.structured_itl_s, terms.itl_s), terms.itl_s.p90, outcome.itl_s),
+            transfer_s=(terms.transfer_s.p90, outcome.stages.transfer_s if split else None),
             included=note.bias,
         )
+        self._prefilled(record, outcome)
         if note.way is not None:
             self._moved(note.way, record, outcome)
 
     def _moved(self, way: Way, record: DecisionRecord, outcome: Outcome) -> None:
-        """The library's own time where a plugin tells it, else what was seen of the move."""
-        moved_bytes = _first(outcome.moved_bytes, record.chosen.moved_bytes)
-        expected_s = way.expected_s(moved_bytes, _first(outcome.descriptors, record.chosen.descriptors))
-        if not 0.0 < expected_s < math.inf:
-            return
-        if outcome.moved is not None and outcome.moved.busy_s > 0.0:
-            self.speeds.observe(way.path, expected_s, outcome.moved.busy_s, self.clock())
-            return
-        terms, stages, noise_s = record.terms, outcome.stages, NOISE_S
-        seen_s = stages.transfer_s
-        if seen_s is None:
-            if outcome.ttft_s is None:
-                return
+        """What the workers say was waited for, or the library's own time, or what is left of the TTFT."""
+        terms, stages, chosen = record.terms, outcome.stages, record.chosen
+        moved_bytes = _first(outcome.moved_bytes, chosen.moved_bytes)
+        descriptors = _first(outcome.descriptors, chosen.descriptors)
+        if stages.repack_s is not None and chosen.moved_bytes > 0:
+            assumed = terms.repack_s.p50 / chosen.moved_bytes
+            self.learner.repacked(chosen.relation, assumed, moved_bytes, stages.repack_s)
+        busy_s = outcome.moved.busy_s if outcome.moved is not None and outcome.moved.busy_s > 0.0 else None
+        seen_s, noise_s, guessed = stages.transfer_s, NOISE_S, False
+        if seen_s is None and busy_s is None and outcome.ttft_s is not None:
             others_s = terms.queue_s.p50 + terms.prefill_s.p50 + terms.admission_s.p50 + terms.repack_s.p50
-            seen_s, noise_s = outcome.ttft_s - others_s, max(NOISE_S, BLUR * outcome.ttft_s)
-        took_s = nearest_s(
-            expected_s,
-            seen_s - way.around_s(moved_bytes),
-            terms.prefill_s.p50 if stages.prefill_s is None else stages.prefill_s,
-            way.new_tokens,
-            way.chunk_tokens,
-            noise_s,
+            seen_s, noise_s = max(0.0, outcome.ttft_s - others_s), max(NOISE_S, BLUR * outcome.ttft_s)
+            guessed = True
+        prefill_s = terms.prefill_s.p50 if stages.prefill_s is None else stages.prefill_s
+        self.learner.moved(
+            Move(way, chosen.relation, moved_bytes, descriptors, busy_s, seen_s, prefill_s, noise_s, guessed)
         )
-        self.speeds.observe(way.path, expected_s, took_s, self.clock())
+
+    def _prefilled(self, record: DecisionRecord, outcome: Outcome) -> None:
+        """Of a prompt that shared its steps with no other one, nor with decodes."""
+        took_s, prompt_tokens = outcome.stages.prefill_s, outcome.prompt_tokens
+        known = self.worker_of(record.chosen.prefill)
+        if took_s is None or not prompt_tokens or known is None or record.request.sequences > 1:
+            return
+        worker, counted = known
+        found = next((outcome.found[role] for role in _PREFILLING if role in outcome.found), None)
+        if found is not None:
+            alone = not (found.get("waiting") or found.get("local"))
+            alone = alone and not (worker.mixes_chunks and found.get("running"))
+        elif outcome.found or worker.can_colocate:  # told nothing of what ran there
+            return
+        else:
+            alone = _first(outcome.stages.queue_s, record.terms.queue_s.p50) <= ALONE * took_s
+        if alone:
+            cached_tokens = _first(outcome.cached_tokens, record.request.cached_tokens)
+            new_tokens = max(1.0, prompt_tokens - cached_tokens)
+            self.learner.prefilled(worker, counted, new_tokens, cached_tokens, took_s)
 
 
-def path_of(link: Link) -> Path:
-    """Moves share a path when they share both hosts and the transport."""
-    return Path(link.src_host, link.dst_host, link.transport)
+_PREFILLING = ("prefill", "colocated", "local")
 
 
-def _known(term: Term) -> float | None:
-    return term.p50 if 0.0 < term.p50 < NEVER_S else None
+def _known(structured_s: float, term: Term) -> float | None:
+    """Of records of before there were models, the prediction itself."""
+    predicted_s = structured_s or term.p50
+    return predicted_s if 0.0 < predicted_s < NEVER_S else None
 
 
 def _first(*values: float | None) -> float:

@@ -16,10 +16,10 @@ from kvferry.integrations.sglang.body import Body
 from kvferry.integrations.sglang.fleet import Member, path_key
 from kvferry.integrations.sglang.join_trip import Sent, Trip
 from kvferry.integrations.sglang.kvevents import comparable
-from kvferry.integrations.sglang.lessons import Way
 from kvferry.integrations.sglang.passage_outcome import door_of, ends, outcome_of
 from kvferry.models.book import Entry
 from kvferry.models.prefix import BLOCK_BYTES, BLOCK_TOKENS
+from kvferry.models.terms.way import Way
 from kvferry.policy.decision import Decision
 from kvferry.policy.plan import Split
 from kvferry.policy.request import Request
@@ -134,6 +134,7 @@ class Passage:
         log.warning("%s: gave up %s after %.1f s: %s", self.request.id, plan, took_s, self.error)
         self.given_up.append(plan)
         self.ferry.metrics.rescues.labels(self.decision.mode.value).inc()
+        self.ferry.fleet.lessons.lost(self._key)
         self._leave()
         if self.trip is not None:
             self.ferry.join.forget(self.trip)

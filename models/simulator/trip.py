@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 
 from kvferry.models.calibration import Bias
-from kvferry.models.link_speed import Path
 from kvferry.models.simulator.job import Job
 from kvferry.models.simulator.network import Move
+from kvferry.models.terms.way import Way
 from kvferry.policy.candidates import Candidates
-from kvferry.policy.costs import Costs
 from kvferry.policy.decision import Decision
+from kvferry.policy.link import Link
 from kvferry.policy.request import Request
 
 NO_BIAS = Bias()
@@ -18,7 +18,8 @@ NO_BIAS = Bias()
 class Carriage:
     """What moving a split request's KV takes, and over which link (`policy.candidates` has the meanings)."""
 
-    path: Path
+    link: Link
+    relation: str
     s_per_byte: float
     wire_bytes: float
     window_wire_bytes: float
@@ -31,21 +32,19 @@ class Carriage:
 
     @classmethod
     def of(cls, table: Candidates, row: int) -> "Carriage":
-        link = table.links[table.link_index[row]]
+        place = table.link_index[row]
         return cls(
-            Path(link.src_host, link.dst_host, link.transport),
-            *(float(getattr(table, name)[row]) for name in cls.__slots__[1:]),
+            table.links[place],
+            table.link_relations[place],
+            *(float(getattr(table, name)[row]) for name in cls.__slots__[2:]),
         )
-
-    def wire_s(self, costs: Costs) -> float:
-        """Seconds on the wire by the catalogue, with nothing else on it."""
-        return costs.moved_bytes * self.s_per_byte + costs.descriptors * self.gamma_s
 
 
 @dataclass(slots=True, eq=False)
 class Trip:
     """`job` is where the output comes from, `prefill` the other half of a split. `key` names the current
-    attempt; `excluded` are plans and workers that failed it. `bias`: what its predictions included."""
+    attempt; `excluded` are plans and workers that failed it. `bias`: what its predictions included; `alone`:
+    nothing of the router's own was to be prefilled before it."""
 
     row: int
     request: Request
@@ -62,7 +61,8 @@ class Trip:
     tries: int = 0
     excluded: set[str] = field(default_factory=set)
     bias: Bias = NO_BIAS
-    moves_ahead: float = 0.0
+    way: Way | None = None
+    alone: bool = False
     skip_tokens: int = 0
     computed_s: float = 0.0
     arrived_s: float = 0.0

@@ -10,8 +10,6 @@ import random
 from collections.abc import Iterable
 
 from kvferry.models.book import Book, Entry
-from kvferry.models.calibration import Calibration
-from kvferry.models.link_speed import LinkSpeeds, Path
 from kvferry.models.loads import load_of, with_foreign
 from kvferry.models.model_catalogue import find_model
 from kvferry.models.output_tokens import OutputTokens
@@ -19,9 +17,11 @@ from kvferry.models.prefix import PrefixIndex
 from kvferry.models.simulator.events import Events
 from kvferry.models.simulator.spec import ClusterSpec, EngineSpec, SLORule
 from kvferry.models.simulator.trip import Carriage, Trip
-from kvferry.models.simulator.world import path_of
+from kvferry.models.simulator.world import path_of as class_of
 from kvferry.models.speed_catalogue import UnknownSpeedError, find_speed
 from kvferry.models.speedometer import Speedometer, alike
+from kvferry.models.terms.learner import Learner, Move
+from kvferry.models.terms.way import Path, Way, path_of
 from kvferry.policy.candidates import Candidates
 from kvferry.policy.cluster import Cluster, State
 from kvferry.policy.layout import KVLayout
@@ -65,17 +65,18 @@ class RouterView:
         self.slo = slo
         self.block_tokens = block_tokens
         self.book = Book(lambda: events.now_s)
-        self.calibration = Calibration()
-        self.link_speeds = LinkSpeeds()
+        self.learner = Learner(lambda: events.now_s)
         self.outputs = OutputTokens()
         self._events = events
-        self._path = path_of(spec)
+        self._path = class_of(spec)
         self._transport = spec.transport
         self._rng = random.Random(f"{seed}/router")
         self._met: dict[str, tuple[int, int]] = {}
         self.workers = [worker_of(each, spec.transport) for each in spec.engines]
+        self._model = self.workers[0].model
         self._place = {worker.id: place for place, worker in enumerate(self.workers)}
         self._meters = [Speedometer(worker.speed) for worker in self.workers]
+        self._counted = [worker.speed for worker in self.workers]
         self._prefixes = [
             PrefixIndex(worker.max_total_tokens // block_tokens) if worker.facts["caches_prefixes"] else None
             for worker in self.workers
@@ -118,13 +119,13 @@ class RouterView:
                 state.own_context_tokens[place] = own.context_tokens
             state.arrivals_per_s[place] = self.book.arrivals_per_s(name)
             state.prefill_share[place] = self._foreign_share[place] + self._own_share(name)
-        if self._paths:
+        if self._path_keys:
             moves = self.book.moves
             for place, path_key in enumerate(self._path_keys):
                 state.moves[place] = moves.get(path_key, 0)
-            state.link_slowness[:] = self.link_speeds.slowness(self._paths, self._events.now_s)
-        state.ttft_bias[:] = self.calibration.ttft
-        state.itl_bias[:] = self.calibration.itl
+        learned = self.learner.state(self._model, self.table.links, self.table.link_relations)
+        for column, values in learned.items():
+            getattr(state, column)[:] = values
         return Cluster(table, state, self._events.now_s, frozenset(excluded))
 
     def dispatched(self, trip: Trip) -> None:
@@ -133,16 +134,21 @@ class RouterView:
         request, decision = trip.request, trip.decision
         pre, dec = self.workers[trip.pre], self.workers[trip.dec]
         path_key = ""
-        if trip.split:
-            row = self._row_of[decision.plan.key]
-            trip.carriage = self._carriages.setdefault(decision.plan.key, Carriage.of(self.table, row))
-            path = trip.carriage.path
-            path_key = _key(path)
-            trip.moves_ahead = float(self.book.moves.get(path_key, 0))
-            wire_s = trip.carriage.wire_s(decision.costs) * (1.0 + trip.moves_ahead)
-            due_s = self._events.now_s + decision.costs.queue_s.p90 + decision.costs.prefill_s.p90
-            self.link_speeds.begin(trip.key, path, due_s, wire_s)
         held = request.held_tokens.get(pre.id, 0)
+        own = self.book.now.get(pre.id)
+        trip.alone = own is None or own.prefill_tokens <= 0.0
+        if trip.split:
+            costs, key = decision.costs, decision.plan.key
+            if key not in self._carriages:
+                self._carriages[key] = Carriage.of(self.table, self._row_of[key])
+            trip.carriage = self._carriages[key]
+            link = trip.carriage.link
+            path_key = _key(path_of(link))
+            new_tokens = max(request.prompt_tokens - held, 1)
+            trip.way = Way(link, self.book.moves.get(path_key, 0), new_tokens, pre.speed.chunk_tokens)
+            due_s = self._events.now_s + costs.queue_s.p90 + costs.prefill_s.p90
+            moved = costs.moved_bytes, costs.descriptors
+            self.learner.sent(trip.key, trip.way, trip.carriage.relation, *moved, due_s)
         context = request.prompt_tokens + int(request.expected_output_tokens)
         entry = Entry(
             pre.id,
@@ -155,7 +161,7 @@ class RouterView:
             prefill_s=decision.costs.prefill_s.p50,
         )
         self.book.start(trip.key, entry)
-        trip.bias = self.calibration.bias(split=trip.split)
+        trip.bias = self.learner.calibration(self._model).bias(split=trip.split)
 
     def first_token(self, trip: Trip) -> None:
         """The prompt is computed and, if need be, moved."""
@@ -168,7 +174,7 @@ class RouterView:
             if prefixes is not None:
                 prefixes.add(trip.blocks)
         if trip.split:
-            self.link_speeds.end(trip.key)
+            self.learner.arrived(trip.key)
 
     def ended(self, trip: Trip, ttft_s: float, itl_s: float, cached_tokens: int, move_s: float) -> None:
         """The answer is complete; the workers' telemetry tells how long its move had something to send."""
@@ -176,25 +182,39 @@ class RouterView:
         self._release(trip)
         costs = trip.decision.costs
         if not trip.tries:
-            self.calibration.observe(
-                trip.split, costs.ttft_s.p50, ttft_s, costs.itl_s.p50, itl_s, included=trip.bias
+            self.learner.answered(
+                self._model,
+                split=trip.split,
+                ttft_s=(costs.structured_ttft_s or costs.ttft_s.p50, costs.ttft_s.p90, ttft_s),
+                itl_s=(costs.structured_itl_s or costs.itl_s.p50, costs.itl_s.p90, itl_s),
+                included=trip.bias,
             )
+        self._computed(trip, cached_tokens)
         assert trip.job is not None
         self.outputs.observe(trip.job.output_tokens)
         prefixes = self._prefixes[trip.pre]
         if prefixes is not None and trip.blocks:
             expected = trip.request.held_tokens.get(self.workers[trip.pre].id, 0)
             prefixes.correct(expected // self.block_tokens, cached_tokens // self.block_tokens)
-        if trip.carriage is not None:
-            expected_s = trip.carriage.wire_s(costs) * (1.0 + trip.moves_ahead)
-            self.link_speeds.observe(trip.carriage.path, expected_s, move_s, self._events.now_s)
+        if trip.carriage is not None and trip.way is not None:
+            relation = trip.carriage.relation
+            self.learner.moved(Move(trip.way, relation, costs.moved_bytes, costs.descriptors, busy_s=move_s))
             if trip.decision.plan.key not in self._met:
                 self._met[trip.decision.plan.key] = (trip.pre, trip.dec)
                 self._build()
 
     def gave_up(self, trip: Trip) -> None:
         """The attempt failed."""
+        self.learner.lost(trip.key)
         self._release(trip)
+
+    def _computed(self, trip: Trip, cached_tokens: int) -> None:
+        """How long its prompt took, if it shared its steps with nothing."""
+        worker, job = self.workers[trip.pre], trip.prefill or trip.job
+        if trip.alone and job is not None and not worker.can_colocate:
+            new_tokens = max(1, job.prompt_tokens - cached_tokens)
+            took_s = job.prefill_end_s - job.prefill_start_s
+            self.learner.prefilled(worker, self._counted[trip.pre], new_tokens, cached_tokens, took_s)
 
     def polled(self, answers: list[dict[str, object] | None], taken_s: float) -> None:
         """What workers told when asked at `taken_s`; None from those that are down."""
@@ -211,11 +231,12 @@ class RouterView:
             worker = self.workers[place]
             if answer is None or not worker.healthy or taken_s <= self._lost_s[place]:
                 continue
-            speed = self._meters[place].among(
+            counted = self._counted[place] = self._meters[place].among(
                 meter
                 for meter, other in zip(self._meters, self.workers, strict=True)
                 if alike(other) == alike(worker)
             )
+            (speed,) = self.learner.worker_speeds([(worker, counted)])
             load = with_foreign(
                 load_of({"loads": [answer]}, taken_s),
                 worker.role,
@@ -254,7 +275,7 @@ class RouterView:
 
     def _release(self, trip: Trip) -> None:
         self.book.end(trip.key)
-        self.link_speeds.end(trip.key)
+        self.learner.arrived(trip.key)
 
     def _link(self, src: Worker, dst: Worker, transport: str) -> Link:
         return Link.of(self._path, src.host, dst.host, transport, units=min(src.layout.tp, dst.layout.tp))
@@ -263,8 +284,7 @@ class RouterView:
         self.table = Candidates.build(self.workers, self._link, met=frozenset(self._met))
         self._order = [worker.id for worker in self.table.workers]
         self._row_of = {key: row for row, key in enumerate(self.table.keys)}
-        self._paths = [Path(link.src_host, link.dst_host, link.transport) for link in self.table.links]
-        self._path_keys = [_key(path) for path in self._paths]
+        self._path_keys = [_key(path_of(link)) for link in self.table.links]
         self._refresh()
 
     def _refresh(self) -> None:

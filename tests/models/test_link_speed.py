@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.models.link_speed import HALF_LIFE_S, LinkSpeeds, Path, nearest_s, wire_s
+from kvferry.models.link_speed import HALF_LIFE_S, LinkSpeeds
+from kvferry.models.terms.hidden import nearest_s, wire_s
+from kvferry.models.terms.way import Path, Wire
 
 AB, AC, AD, EB, EC = (Path(src, dst, "mooncake") for src, dst in ("ab", "ac", "ad", "eb", "ec"))
+USUAL = Wire(0.15, 0.05)
 numbers = st.one_of(st.floats(), st.sampled_from([0.0, -1.0, 1e-9, 1e300]))
 
 
@@ -20,7 +23,7 @@ def seen(factors: Iterable[float], path: Path = AB, every_s: float = 1.0, into: 
     speeds, now_s = into or LinkSpeeds(), start_s
     for factor in factors:
         now_s += every_s
-        speeds.observe(path, 0.2, 0.2 * factor, now_s)
+        speeds.observe(path, USUAL, 0.2 * factor, now_s)
     return speeds, now_s
 
 
@@ -116,7 +119,7 @@ def test_a_links_own_moves_outweigh_what_others_show() -> None:
 def test_moves_that_are_long_overdue_tell_before_they_end() -> None:
     speeds, now_s = seen([1.0] * 3)
     for name in ("one", "two", "three", "four"):
-        speeds.begin(name, AB, now_s + 1.0, 0.2)
+        speeds.begin(name, AB, now_s + 1.0, USUAL)
     assert not list(speeds.overdue(now_s + 1.5))
     assert believed(speeds, now_s + 1.5) < 1.1
     assert [path for path, _ in speeds.overdue(now_s + 3.0)] == [AB] * 4
@@ -130,22 +133,22 @@ def test_moves_that_are_long_overdue_tell_before_they_end() -> None:
 
 def test_one_overdue_move_alone_says_little_and_none_makes_a_slow_link_fast() -> None:
     speeds, now_s = seen([1.0] * 3)
-    speeds.begin("one", AB, now_s, 0.2)
+    speeds.begin("one", AB, now_s, USUAL)
     assert believed(speeds, now_s + 60.0) < 1.5
     speeds, now_s = seen([50.0] * 5)
     slow = believed(speeds, now_s)
     for name in "abcdefgh":
-        speeds.begin(name, AB, now_s, 0.2)
+        speeds.begin(name, AB, now_s, USUAL)
     assert believed(speeds, now_s + 1.0) >= 0.8 * slow
 
 
 def test_milliseconds_are_no_evidence() -> None:
     speeds = LinkSpeeds()
     for time_s in range(9):
-        speeds.observe(AB, 0.0005, 0.003, time_s)
+        speeds.observe(AB, Wire(0.0005), 0.003, time_s)
     assert believed(speeds, 9.0) < 1.6
     for time_s in range(9, 18):
-        speeds.observe(AB, 0.0005, 0.5, time_s)
+        speeds.observe(AB, Wire(0.0005), 0.5, time_s)
     assert believed(speeds, 18.0) > 20.0
 
 
@@ -155,8 +158,8 @@ def test_whatever_is_told_every_belief_is_a_bounded_factor(
 ) -> None:
     speeds = LinkSpeeds()
     for count, (path, expected_s, took_s, time_s) in enumerate(told):
-        speeds.observe(path, expected_s, took_s, time_s)
-        speeds.begin(f"{count}", path, took_s, expected_s)
+        speeds.observe(path, Wire(expected_s), took_s, time_s)
+        speeds.begin(f"{count}", path, took_s, Wire(expected_s))
         for slowness in speeds.slowness([AB, AC, AD, EB, EC], time_s):
             assert 0.199 <= slowness <= 1001.0
     assert len(speeds.slowness([AB], 1000.0)) == 1
@@ -175,7 +178,7 @@ def test_a_move_that_took_longer_never_makes_a_link_look_faster(
     def after(factors: list[float]) -> list[float]:
         speeds = LinkSpeeds()
         for time_s, ((path, _), factor) in enumerate(zip(told, factors, strict=True)):
-            speeds.observe(path, 1.0, factor, time_s)
+            speeds.observe(path, Wire(1.0), factor, time_s)
         return speeds.slowness([AB, AC, AD, EB], len(told))
 
     factors = [factor for _, factor in told]
@@ -227,7 +230,7 @@ def test_a_few_slow_moves_over_several_links_of_a_host_are_believed(late: bool) 
         speeds, now_s = seen([1.0], path, into=speeds, start_s=now_s, every_s=2.0)
     for count, path in enumerate((AB, AC, AB, AC, AD, AD)):
         if late:
-            speeds.begin(f"{count}", path, now_s - 3.0, 0.2)
+            speeds.begin(f"{count}", path, now_s - 3.0, USUAL)
         elif count < 4:
             speeds, now_s = seen([10.0], path, into=speeds, start_s=now_s, every_s=0.5)
     assert min(speeds.slowness([AB, AC], now_s)) > 5.0

@@ -96,7 +96,7 @@ class Carried:
     def told(self) -> Transfer:
         busy_s = self._move.busy_s / self._scale
         return Transfer(
-            transport=self._carriage.path.transport,
+            transport=self._carriage.link.transport,
             bytes=round(self._move.sent_bytes),
             descriptors=round(self._descriptors),
             chunks=self._chunks,

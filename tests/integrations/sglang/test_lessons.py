@@ -17,7 +17,8 @@ from kvferry.integrations.log.record import (
     Term,
     Terms,
 )
-from kvferry.integrations.sglang.lessons import Lessons, Way
+from kvferry.integrations.sglang.lessons import Lessons
+from kvferry.models.terms.way import Way
 from kvferry.policy.costs import Costs, Estimate
 from kvferry.policy.link import Link
 
@@ -61,8 +62,10 @@ def ok(**told: Any) -> Outcome:
 
 
 def slowness(lessons: Lessons) -> float:
-    (found,) = lessons.slowness([WAY.path])
-    return found
+    """How many times as long as the catalogue says a move of 0.2 s is thought to take."""
+    state = lessons.learner.state("m", [LINK], [""])
+    factor = state["link_slowness"][0] * state["link_byte_factor"][0]
+    return float(factor + state["link_offset_s"][0] / 0.2)
 
 
 def test_the_modes_bias_is_learned_against_what_was_predicted_with_it() -> None:
@@ -100,7 +103,7 @@ def test_only_what_ran_as_it_was_predicted_says_how_good_that_was(
     "told",
     [
         {"stages": Stages(transfer_s=2.003, prefill_s=0.3)},
-        {"moved": Moved(busy_s=2.0), "stages": Stages(transfer_s=0.1)},
+        {"moved": Moved(busy_s=0.2), "stages": Stages(transfer_s=2.003)},
         {"moved": Moved(busy_s=4.0), "moved_bytes": 400_000_000},
         {"ttft_s": 2.6},
     ],
