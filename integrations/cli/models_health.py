@@ -48,7 +48,7 @@ def health(redis: Redis = None, namespace: Namespace = "kvferry", as_json: AsJso
         print(json.dumps(told))
     else:
         console = Console(highlight=False)
-        console.print(heading(snapshots, whole, state), soft_wrap=True)
+        console.print(heading(snapshots, whole, state))
         if whole.terms:
             console.print(terms_table(whole))
         console.print(*findings_table(findings, len(snapshots)), sep="\n")

@@ -35,7 +35,7 @@ def terms_table(whole: Snapshot) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for name in ("term", "mode"):
         table.add_column(name)
-    for name in ("samples", "of late", "under p90", "actual/predicted", "drift"):
+    for name in ("samples", "of late", "under p90", "off by", "drift"):
         table.add_column(name, justify="right")
     for name, term in whole.terms.items():
         coverage = term.coverage

@@ -16,7 +16,7 @@ def seen_of(record: DecisionRecord) -> Seen:
         mode=record.chosen.mode,
         reason=record.reason,
         safe_rule=bool(record.safe_rule),
-        learned=record.model_version != STRUCTURED or bool(record.fallback),
+        learned=record.model_version not in ("", STRUCTURED) or bool(record.fallback),
         fallback=record.fallback,
         rescued=bool(outcome.rescued_from),
         failed=outcome.status == "failed",
