@@ -2,6 +2,7 @@
 
 import asyncio
 import getpass
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -75,11 +76,13 @@ async def version_of(registry: Registry, named: Artifact | str, who: str) -> str
 
 
 def me(who: str | None) -> str:
-    """Who does it."""
-    try:
-        return who or f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):  # a container may run under a number without a name
-        return f"unknown@{socket.gethostname()}"
+    """Who does it, as one line of text."""
+    if not who:
+        try:
+            who = f"{getpass.getuser()}@{socket.gethostname()}"
+        except (KeyError, OSError):  # a container may run under a number without a name
+            who = f"{os.getuid()}@{socket.gethostname()}"
+    return " ".join(who.encode(errors="replace").decode().split())
 
 
 def share_of(text: str) -> float:

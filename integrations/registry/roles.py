@@ -115,7 +115,7 @@ class Roles:
         """A canary, if there is one, ends; else (or with `live`: and) the previous version decides again."""
         if self.canary and not live:
             return self._to("", canary="", canary_share=0.0)
-        if self.live == STRUCTURED:
+        if self.live == STRUCTURED and not self.previous:
             raise RoleError(f"nothing to roll back: {STRUCTURED} is live")
         return self.without(self.canary).without(self.live) if self.canary else self.without(self.live)
 

@@ -92,9 +92,7 @@ def test_what_is_no_good_is_refused_in_one_line(
 ) -> None:
     said(call, "promote", folder(1))
     path = Path(folder(2))
-    manifest, weights = spoil(
-        (path / "model.json").read_bytes(), (path / "weights.safetensors").read_bytes()
-    )
+    manifest, weights = spoil((path / "model.json").read_bytes(), (path / "weights.safetensors").read_bytes())
     (path / "model.json").write_bytes(manifest)
     (path / "weights.safetensors").write_bytes(weights)
     for command in ("add", "promote", "canary", "shadow"):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +42,11 @@ async def test_of_two_that_promote_at_once_one_wins(
     script.write_text(SHELL)
     names = [made.version for made in models]
     shells = {
-        who: subprocess.Popen(
-            [sys.executable, str(script), valkey.url, who, str(TIMES), *own],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        who: start(script, valkey.url, who, str(TIMES), *own)
         for who, own in (("ann", names[:2]), ("bob", names[2:]))
     }
-    told: dict[str, list[tuple[int, str, str, str]]] = {}
-    for shell in shells.values():
-        assert shell.stdout is not None
-        assert shell.stdout.readline() == "ready\n"
     ends = await asyncio.gather(*(asyncio.to_thread(shell.communicate, "go\n") for shell in shells.values()))
-    for who, (out, _) in zip(shells, ends, strict=True):
-        told[who] = [tuple(one) for one in json.loads(out)]
+    told = {who: [tuple(one) for one in json.loads(out)] for who, (out, _) in zip(shells, ends, strict=True)}
     won = {who: [one for one in told[who] if one[0] == 0] for who in told}
     lost = [one for who in told for one in told[who] if one[0] != 0]
     entries = [entry for entry in await registry.audit() if entry.command != "add"]
@@ -80,7 +71,17 @@ async def test_of_two_that_promote_at_once_one_wins(
     assert (roles.epoch, roles.plain()) == (len(entries), entries[-1].after)
 
 
+def start(script: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A shell that is ready, and waits for a line."""
+    shell = subprocess.Popen(
+        [sys.executable, str(script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert shell.stdout is not None
+    assert shell.stdout.readline() == "ready\n"
+    return shell
+
+
 def follow(entries: list[AuditEntry]) -> None:
     """Each change begins where the one before ended."""
-    for before, after in zip(entries, entries[1:], strict=False):
+    for before, after in pairwise(entries):
         assert after.before == before.after

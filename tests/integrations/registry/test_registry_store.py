@@ -34,7 +34,9 @@ async def test_adding_a_version_again_repairs_it(registry: Registry, store: Stor
     assert "not as it was made" in (await registry.audit())[-1].reason
 
 
-async def test_what_is_no_manifest_is_listed_with_why(registry: Registry, store: Store, artifact: Any) -> None:
+async def test_what_is_no_manifest_is_listed_with_why(
+    registry: Registry, store: Store, artifact: Any
+) -> None:
     one, other = artifact(1), artifact(2)
     await store.client.hset(store.keys.model_versions, one.version, one.manifest_json[:50])
     await store.client.hset(store.keys.model_versions, "m-000000000000", other.manifest_json)
