@@ -3,8 +3,8 @@
 Writes synthetic decision records (Parquet with the columns that training reads, a million a file; and a
 smaller number as whole records in JSON lines) and trains on 0.5, 1, 2 and 5 million of them, each time in a
 process of its own. Prints wall and CPU seconds, CPU seconds per million and the largest resident size; ends
-with 1 when that is over 4 GB. What is measured is 1.4 times what was predicted, with noise, and queues hang on
-a feature, so that there is something to learn.
+with 1 when that is over 4 GB. What is measured is 1.4 times what was predicted, with noise, and queues hang
+on a feature, so that there is something to learn.
 """
 
 import argparse

@@ -12,7 +12,6 @@ from kvferry.integrations.learning.chunk import Chunk, chunks_of
 from kvferry.integrations.learning.needed import Needed
 from kvferry.integrations.learning.tally import Tally
 from kvferry.integrations.log.cluster_table import table_id
-from kvferry.integrations.log.cluster_table import table_id
 from kvferry.integrations.log.codec import RecordError, read_record
 from kvferry.integrations.log.source import SourceError
 
@@ -42,8 +41,7 @@ def records_of(lines: Iterable[bytes], where: str, tally: Tally) -> Iterator[Nee
             try:
                 yield _decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                if table_id(line) is None:
-                    if table_id(line) is None:  # those stand among the records
+                if table_id(line) is None:  # those stand among the records
                     tally.reject(f"{where}:{number}", _why(line, error))
     except (EOFError, OSError, zlib.error) as error:
         tally.reject(f"{where}:{number + 1}", f"the file ends here: {error}")
