@@ -13,6 +13,7 @@ from kvferry.integrations.log.errors import covered, ttft_error
 from kvferry.integrations.log.meaning import against, chosen_for
 from kvferry.integrations.log.record import DecisionRecord, Outcome, Terms
 from kvferry.integrations.log.stages import not_known, stages_table
+from kvferry.policy.decision import STRUCTURED
 
 _TERMS = (
     ("queue", "queue_s"),
@@ -50,12 +51,14 @@ def _parts(record: DecisionRecord) -> Iterator[RenderableType]:
     )
     slo = f"SLO: TTFT {text.duration(request.slo.ttft_s)}, ITL {text.duration(request.slo.itl_s)}"
     yield _line("", slo)
-    yield _line("policy", f"{record.policy} ({record.model_version}), {record.mode}, router {record.router}")
+    arm = record.mode if record.arm in ("", record.mode) else f"{record.arm} arm"
+    yield _line("policy", f"{record.policy} ({record.model_version}), {arm}, router {record.router}")
     yield _line("", f"decided in {record.decide_us:.0f} us, on loads {text.duration(record.view_age_s)} old")
     yield _line("chosen", text.chosen(record.chosen))
     yield _line("", f"{record.reason}{_means(chosen_for, record.reason)}")
     if record.safe_rule:
         yield _line("", f"safe rule: {record.safe_rule}")
+    yield from _corrected(record)
     yield _line(
         "",
         f"probability of the mode {record.propensity.mode:.3g}, of the plan {record.propensity.plan:.3g}; "
@@ -66,6 +69,15 @@ def _parts(record: DecisionRecord) -> Iterator[RenderableType]:
         yield _line(letter, f"{alternative.plan}{_against(record, alternative.plan)}", width=3)
     yield from _others(record)
     yield from _happened(record)
+
+
+def _corrected(record: DecisionRecord) -> Iterator[RenderableType]:
+    """What the learned model changed, or why it did not."""
+    if record.fallback:
+        yield _line("", f"not corrected by the model: {record.fallback}")
+    elif record.model_version not in ("", STRUCTURED):
+        before = (text.duration(record.structured_ttft_s), text.duration(record.structured_itl_s))
+        yield _line("", f"without {record.model_version}: TTFT {before[0]}, ITL {before[1]}")
 
 
 def _line(label: str, body: str | Text, width: int = 9) -> Table:
