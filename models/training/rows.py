@@ -130,9 +130,10 @@ class Rows:
         sets = {part.feature_set for part in parts}
         if len(sets) != 1:
             raise ValueError(f"cannot join rows of {len(sets)} feature sets")
-        known = all(part.predicted_s is not None for part in parts)
         names = [
-            f.name for f in fields(cls) if f.name != "feature_set" and (known or f.name != "predicted_s")
+            field.name
+            for field in fields(cls)
+            if field.name != "feature_set" and all(getattr(part, field.name) is not None for part in parts)
         ]
         columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return cls(**columns, feature_set=sets.pop())
