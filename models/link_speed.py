@@ -58,14 +58,7 @@ class _Sample:
 
     took: Took
     log: float
-
-    @property
-    def path(self) -> Path:
-        return self.took.path
-
-    @property
-    def time_s(self) -> float:
-        return self.took.time_s
+    time_s: float
 
 
 class _Move(NamedTuple):
@@ -111,7 +104,7 @@ class LinkSpeeds:
         if all(abs(a - b) <= SAME * b for a, b in zip(now, then, strict=True)):
             return
         self._factors[path, relation] = now
-        theirs = (one for told in self._theirs.values() for one in told if one.path == path)
+        theirs = (one for told in self._theirs.values() for one in told if one.took.path == path)
         for sample in (*self._samples.get(path, ()), *theirs):
             sample.log = self._log(sample.took)
 
@@ -120,7 +113,7 @@ class LinkSpeeds:
         took = Took(path, wire, took_s, noise_s, time_s)
         if not took.sound:
             return
-        sample = _Sample(took, self._log(took))
+        sample = _Sample(took, self._log(took), time_s)
         self._samples.setdefault(path, deque(maxlen=SAMPLES)).append(sample)
         for end in _ends(path):
             self._by_end.setdefault(end, deque(maxlen=SAMPLES)).append(sample)
@@ -168,7 +161,7 @@ class LinkSpeeds:
 
     def hear(self, router: str, moves: Sequence[Took]) -> None:
         """All that another router has told, in place of what it told before; none: it is forgotten."""
-        heard = [_Sample(took, self._log(took)) for took in moves if took.sound]
+        heard = [_Sample(took, self._log(took), took.time_s) for took in moves if took.sound]
         self._theirs[router] = heard
         if not heard:
             del self._theirs[router]
@@ -210,8 +203,9 @@ class LinkSpeeds:
         own = (sample for found in self._samples.values() for sample in found)
         theirs = (one for told in self._theirs.values() for one in told if time_s - one.time_s <= FORGET_S)
         for sample in sorted((*own, *theirs), key=lambda sample: sample.time_s):
-            samples.setdefault(sample.path, deque(maxlen=SAMPLES)).append(sample)
-            for end in _ends(sample.path):
+            path = sample.took.path
+            samples.setdefault(path, deque(maxlen=SAMPLES)).append(sample)
+            for end in _ends(path):
                 by_end.setdefault(end, deque(maxlen=SAMPLES)).append(sample)
         return samples, by_end
 

@@ -227,16 +227,17 @@ class RouterView:
                 self._returned(place)
             if answer is not None:
                 self._meters[place].read({"loads": [answer]}, self._events.now_s)
-        for place, answer in enumerate(answers):
+        kinds = [alike(worker) for worker in self.workers]
+        for place, (worker, kind) in enumerate(zip(self.workers, kinds, strict=True)):
+            if answers[place] is not None and worker.healthy and taken_s > self._lost_s[place]:
+                like = (meter for meter, other in zip(self._meters, kinds, strict=True) if other == kind)
+                self._counted[place] = self._meters[place].among(like)
+        known = zip(self.workers, self._counted, strict=True)
+        speeds = self.learner.worker_speeds(known)
+        for place, (answer, speed) in enumerate(zip(answers, speeds, strict=True)):
             worker = self.workers[place]
             if answer is None or not worker.healthy or taken_s <= self._lost_s[place]:
                 continue
-            counted = self._counted[place] = self._meters[place].among(
-                meter
-                for meter, other in zip(self._meters, self.workers, strict=True)
-                if alike(other) == alike(worker)
-            )
-            (speed,) = self.learner.worker_speeds([(worker, counted)])
             load = with_foreign(
                 load_of({"loads": [answer]}, taken_s),
                 worker.role,

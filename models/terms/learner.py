@@ -15,7 +15,7 @@ from kvferry.models.terms.repack import Repacks
 from kvferry.models.terms.spread import Spreads
 from kvferry.models.terms.told import decode, encode
 from kvferry.models.terms.transfer import Transfers
-from kvferry.models.terms.way import Way, path_of
+from kvferry.models.terms.way import Path, Way, path_of
 from kvferry.policy.candidates import Floats
 from kvferry.policy.link import Link
 from kvferry.policy.worker import Speed, Worker
@@ -34,6 +34,15 @@ class Move(NamedTuple):
     prefill_s: float = 0.0
     noise_s: float = NOISE_S
     guessed: bool = False
+
+
+class _Links(NamedTuple):
+    """What is believed of the links of a table, and since when: [3, L] offset and factors."""
+
+    links: Sequence[Link]
+    turn: int
+    paths: list[Path]
+    columns: Floats
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +65,7 @@ class Learner:
     _restored: int = 0
     _calibrations: dict[str, Calibration] = field(default_factory=dict)
     _spreads: dict[str, Spreads] = field(default_factory=dict)
+    _known: "_Links | None" = None
     _flying: dict[str, tuple[Way, str, float, float]] = field(default_factory=dict)
 
     # What decisions believe
@@ -73,18 +83,25 @@ class Learner:
         }
         if not links:
             return state
-        now_s, paths = self.clock(), [path_of(link) for link in links]
-        beliefs = self.transfers.beliefs(links, relations, now_s)
-        known = [belief.mean.tolist() for belief in beliefs]
-        for path, relation, (_, by_byte, by_descriptor) in zip(paths, relations, known, strict=True):
-            self.speeds.known(path, relation, by_byte, by_descriptor)
-        columns = np.array(known).T
+        now_s = self.clock()
+        known = self._known
+        turn = self.transfers.pool.turn(now_s)
+        if known is None or known.links is not links or known.turn != turn:
+            known = self._known = self._links(links, relations, now_s)
         return state | {
-            "link_slowness": np.array(self.speeds.slowness(paths, now_s)),
-            "link_offset_s": columns[0],
-            "link_byte_factor": columns[1],
-            "link_descriptor_factor": columns[2],
+            "link_slowness": np.array(self.speeds.slowness(known.paths, now_s)),
+            "link_offset_s": known.columns[0],
+            "link_byte_factor": known.columns[1],
+            "link_descriptor_factor": known.columns[2],
         }
+
+    def _links(self, links: Sequence[Link], relations: Sequence[str], now_s: float) -> "_Links":
+        beliefs = self.transfers.beliefs(links, relations, now_s)
+        columns, paths = np.array([belief.mean for belief in beliefs]).T, [path_of(link) for link in links]
+        factors = columns[1:].T.tolist()
+        for path, relation, (by_byte, by_descriptor) in zip(paths, relations, factors, strict=True):
+            self.speeds.known(path, relation, by_byte, by_descriptor)
+        return _Links(links, self.transfers.pool.turn(now_s), paths, columns)
 
     def worker_speeds(self, workers: Iterable[tuple[Worker, Speed]]) -> list[Speed]:
         """Of workers, given what their counters say."""

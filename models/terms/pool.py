@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,8 +27,7 @@ AFTER_CHANGE = 1e-4
 # Few samples are soon tried again: their weight halves when there was none for so long per sample.
 RETRY_S = 15.0
 SETTLED = 5.0
-REFRESH_S = 1.0
-STALE_S = 5.0
+REFRESH_S = 5.0
 MOST_MEMBERS = 512
 
 
@@ -74,7 +73,7 @@ class Pool:
     changes: int = 0
     _alarms: dict[Key, Change] = field(default_factory=dict)
     _beliefs: dict[Key, Belief] = field(default_factory=dict)
-    _stale: bool = True
+    _turn: int = 0
     _fresh_s: float = -math.inf
 
     def learn(
@@ -91,7 +90,7 @@ class Pool:
         if not all(map(math.isfinite, (*x, seen, known, now_s))) or seen < 0.0:
             return
         row = np.array(x)
-        belief = self.beliefs([key], [prior], now_s)[0]
+        (belief,) = self.beliefs([key], lambda _: prior, now_s)
         part, sd = belief.predict(row)
         z, scale = doubt(seen, known + part, sd, jitter)
         believed = pull(z, settled=belief.count >= SETTLED)
@@ -110,28 +109,37 @@ class Pool:
         except ValueError:  # numbers that no machine measures
             return
         member.sums = member.sums.plus(sample, self.half_life_s)
-        self._stale = True
         if belief.count < 2 * SETTLED:
-            self._beliefs.pop(key, None)
+            self._outdated(key)
 
     def changed(self, key: Key, now_s: float) -> None:
         """What was known of it is of little use from now on."""
         member = self.own.setdefault(key, Member(Sums.none(self.size)))
         self.own[key] = Member(member.sums.faded(now_s, self.half_life_s).times(AFTER_CHANGE), now_s)
-        self._beliefs.pop(key, None)
-        self._stale = True
+        self._outdated(key)
         self.changes += 1
 
-    def beliefs(self, keys: Sequence[Key], priors: Sequence[Prior], now_s: float) -> list[Belief]:
-        """What to expect of each; worked out anew when there was news, and REFRESH_S have passed."""
-        age_s = now_s - self._fresh_s
-        if not 0.0 <= age_s < STALE_S or (self._stale and age_s >= REFRESH_S):
+    def turn(self, now_s: float) -> int:
+        """Another number when beliefs are others: after REFRESH_S, or soon after where little is known."""
+        if not 0.0 <= now_s - self._fresh_s < REFRESH_S:
             self._beliefs.clear()
-            self._stale, self._fresh_s = False, now_s
-        missing = {key: prior for key, prior in zip(keys, priors, strict=True) if key not in self._beliefs}
+            self._fresh_s = now_s
+            self._turn += 1
+        return self._turn
+
+    def beliefs(self, keys: Sequence[Key], prior_of: Callable[[int], Prior], now_s: float) -> list[Belief]:
+        """What to expect of each; `prior_of`: the catalogue's word on the key at a place."""
+        self.turn(now_s)
+        missing = [place for place, key in enumerate(keys) if key not in self._beliefs]
         if missing:
-            self._beliefs |= self._solved(list(missing), list(missing.values()), now_s)
+            self._beliefs |= self._solved(
+                [keys[place] for place in missing], [prior_of(place) for place in missing], now_s
+            )
         return [self._beliefs[key] for key in keys]
+
+    def _outdated(self, key: Key) -> None:
+        self._beliefs.pop(key, None)
+        self._turn += 1
 
     def evidence(self, key: Key, now_s: float) -> Member:
         """All that routers have seen of a member, as it weighs now."""
@@ -161,14 +169,14 @@ class Pool:
                 self.own[key] = dataclasses.replace(
                     mine, sums=mine.sums.times(AFTER_CHANGE), changed_s=member.changed_s
                 )
-        self._stale = True
+        self._fresh_s = -math.inf
 
     def weigh(self, router: str, share: float) -> None:
         self.shares[router] = min(max(share, 0.0), 1.0)
         if not share > 0.0:
             self.theirs.pop(router, None)
             self.shares.pop(router, None)
-        self._stale = True
+        self._fresh_s = -math.inf
 
     def restore(self, members: dict[Key, Member]) -> None:
         """From before a restart."""
@@ -177,7 +185,7 @@ class Pool:
             changed_s = max(mine.changed_s, member.changed_s)
             before = member.sums if member.changed_s >= mine.changed_s else member.sums.times(AFTER_CHANGE)
             self.own[key] = Member(mine.sums.plus(before, self.half_life_s), changed_s)
-        self._stale = True
+        self._fresh_s = -math.inf
 
     def known(self) -> Iterator[Key]:
         told = (members.keys() for members in self.theirs.values())

@@ -56,8 +56,8 @@ class Prefills:
         known = list(workers)
         if not self.pool.count and not self.pool.theirs and not self.pool.own:
             return [counted for _, counted in known]
-        keys, priors = [key_of(worker) for worker, _ in known], [_prior(counted) for _, counted in known]
-        beliefs = self.pool.beliefs(keys, priors, now_s)
+        keys = [key_of(worker) for worker, _ in known]
+        beliefs = self.pool.beliefs(keys, lambda place: _prior(known[place][1]), now_s)
         return [
             dataclasses.replace(
                 counted,

@@ -38,7 +38,8 @@ class Repacks:
         found = list(assumed)
         for place, relation in enumerate(relations):
             if relation in known:
-                (belief,) = self.pool.beliefs([(relation,)], [_prior(assumed[place])], now_s)
+                prior = _prior(assumed[place])
+                (belief,) = self.pool.beliefs([(relation,)], lambda _, prior=prior: prior, now_s)  # type: ignore[misc]
                 found[place] = float(belief.mean[0]) * 1e-9
         return found
 

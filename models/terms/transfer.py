@@ -57,7 +57,7 @@ class Transfers:
     def beliefs(self, links: Sequence[Link], relations: Sequence[str], now_s: float) -> list[Belief]:
         """(offset, byte factor, descriptor factor) of each."""
         keys = [key_of(link, relation) for link, relation in zip(links, relations, strict=True)]
-        return self.pool.beliefs(keys, [_prior(link) for link in links], now_s)
+        return self.pool.beliefs(keys, lambda place: _prior(links[place]), now_s)
 
     def _learn(
         self, link: Link, relation: str, x: tuple[float, float, float], seen_s: float, known_s: float,
