@@ -17,6 +17,7 @@ from kvferry.integrations.registry.roles import RoleError
 from kvferry.integrations.registry.store import ConflictError, Registry, UnknownVersionError
 from kvferry.models.residual.artifact import Artifact
 from kvferry.models.residual.manifest import ArtifactError
+from kvferry.policy.decision import STRUCTURED
 
 T = TypeVar("T")
 ANSWER_S = 10.0
@@ -68,11 +69,14 @@ def loaded(folder: Path) -> Artifact:
 
 
 async def version_of(registry: Registry, named: Artifact | str, who: str) -> str:
-    """The version that was named; a folder's is added first."""
-    if isinstance(named, str):
-        return await registry.named(named)
-    await registry.add(named, who)
-    return named.version
+    """The version that was named, as good as on its first day; a folder's is added first."""
+    if isinstance(named, Artifact):
+        await registry.add(named, who)
+        return named.version
+    version = await registry.named(named)
+    if version != STRUCTURED:
+        Artifact.of(*await registry.fetch(version))
+    return version
 
 
 def me(who: str | None) -> str:

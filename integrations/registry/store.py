@@ -83,7 +83,7 @@ class Registry:
             manifest, weights = await pipe.execute()
         if manifest is None or weights is None:
             raise UnknownVersionError(
-                f"its {'manifest' if manifest is None else 'weights'} are not in the store"
+                f"the {'manifest is' if manifest is None else 'weights are'} not in the store"
             )
         return manifest, weights
 

@@ -1,11 +1,15 @@
 """`kvferry models`, as an operator has it."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from kvferry.integrations.redis.connection import Store
+from kvferry.integrations.registry.store import Registry
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -103,6 +107,18 @@ def test_what_is_no_good_is_refused_in_one_line(
     listed = said(call, "list")
     assert listed["roles"]["live"] == artifact(1).version
     assert [one["version"] for one in listed["versions"]] == [artifact(1).version]
+
+
+async def test_what_was_damaged_in_the_store_is_not_promoted(
+    registry: Registry, store: Store, artifact: Any, call: Call
+) -> None:
+    made = artifact()
+    await registry.add(made, "ann")
+    await store.client.set(store.keys.model_weights(made.version), made.weights[:-1])
+    code, out, err = await asyncio.to_thread(call, "promote", made.version)
+    assert (code, out) == (1, "")
+    assert "changed or cut short" in err
+    assert (await registry.roles()).epoch == 0
 
 
 def test_mistakes_are_told_in_one_line(
