@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvferry.models.lengths_told import MOST_BYTES, LengthsTold, Part
-from kvferry.models.output_tokens import MOST_ANSWERS, OutputTokens
+from kvferry.models.output_tokens import MOST_ANSWERS, Bin, OutputTokens
 
 # Places kept per level, the least recently used forgotten first; and families seen once.
 MOST_MODELS, MOST_TENANTS, MOST_FAMILIES = 64, 1024, 2048
 MOST_NEW = 16_384
 MOST_SUMS = 4096
+LACKING = 0.05
 
 
 class Place(NamedTuple):
@@ -41,6 +42,7 @@ class OutputLengths:
     _others: dict[str, dict[Place, Part]] = field(init=False, default_factory=dict)
     _shares: dict[str, float] = field(init=False, default_factory=dict)
     _sums: dict[Place, OutputTokens] = field(init=False, default_factory=dict)
+    _lacking: dict[Place, int] = field(init=False, default_factory=dict)
 
     def observe(
         self, model: str, tokens: float, *, cut: bool = False, tenant: str = "", family: str = ""
@@ -51,7 +53,7 @@ class OutputLengths:
                 continue
             self._own(place).observe(tokens, cut=cut)
             self._told.pop(place, None)
-            self._sums.pop(place, None)
+            self._outdate(place)
         self.revision += 1
 
     def expect(
@@ -67,8 +69,11 @@ class OutputLengths:
 
     def answers(self, model: str, tenant: str = "", family: str = "") -> float:
         """How many answers of now are known of a place."""
-        seen = self._sum(Place(model, tenant, family))
-        return 0.0 if seen is None else seen.answers
+        place = Place(model, tenant, family)
+        own = self._level(place).get(place)
+        return (own.answers if own else 0.0) + sum(
+            share * sum(ended + cut for _, ended, cut, _ in bins) for bins, share in self._heard(place)
+        )
 
     def snapshot(self) -> bytes:
         parts, size = list[Part](), 0
@@ -88,12 +93,12 @@ class OutputLengths:
             own = self._own(place)
             own.add(part.bins, 1.0 - min(1.0, own.answers / MOST_ANSWERS))  # those since then came after
             self._told.pop(place, None)
-        self._sums.clear()
+        self._forget_sums()
 
     def hear(self, router: str, told: bytes) -> None:
         self._others[router] = {Place(*part.place): part for part in LengthsTold.read(told)}
         self._shares.setdefault(router, 1.0)
-        self._sums.clear()
+        self._forget_sums()
 
     def weigh(self, router: str, share: float) -> None:
         if share <= 0.0:
@@ -103,7 +108,11 @@ class OutputLengths:
             return
         else:
             self._shares[router] = share
+        self._forget_sums()
+
+    def _forget_sums(self) -> None:
         self._sums.clear()
+        self._lacking.clear()
 
     def _level(self, place: Place) -> OrderedDict[Place, OutputTokens]:
         return self._levels[2 if place.family else 1 if place.tenant else 0]
@@ -117,6 +126,7 @@ class OutputLengths:
                 gone, _ = kept.popitem(last=False)
                 self._told.pop(gone, None)
                 self._sums.pop(gone, None)
+                self._lacking.pop(gone, None)
         return found
 
     def _is_new(self, place: Place) -> bool:
@@ -137,9 +147,7 @@ class OutputLengths:
         if known is not None:
             return known
         own = self._level(place).get(place)
-        others = [
-            (told[place].bins, self._shares[name]) for name, told in self._others.items() if place in told
-        ]
+        others = list(self._heard(place))
         if not others:
             return own
         total = OutputTokens()
@@ -148,9 +156,22 @@ class OutputLengths:
         for bins, share in others:
             total.add(bins, share)
         if len(self._sums) >= MOST_SUMS:
-            self._sums.clear()
+            self._forget_sums()
         self._sums[place] = total
         return total
+
+    def _heard(self, place: Place) -> Iterator[tuple[tuple[Bin, ...], float]]:
+        for router, told in self._others.items():
+            if place in told:
+                yield told[place].bins, self._shares[router]
+
+    def _outdate(self, place: Place) -> None:
+        """A sum is made anew once it lacks more than a part of its answers."""
+        known = self._sums.get(place)
+        if known is not None:
+            self._lacking[place] = lacking = self._lacking.get(place, 0) + 1
+            if lacking > LACKING * known.answers:
+                del self._sums[place], self._lacking[place]
 
     def _newest(self) -> Iterator[Place]:
         """All models, then the places used last of tenants and families in turn."""

@@ -2,13 +2,16 @@
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
+from kvferry.models.health.ring import Ring
 from kvferry.models.health.seen import Pair, Seen
-from kvferry.models.health.snapshot import InputHealth, Snapshot, TermHealth
+from kvferry.models.health.snapshot import Snapshot, TermHealth
+from kvferry.policy.candidates import Floats
 
 WINDOW = 1000
 # Times are compared as if each took this long beside: what takes microseconds may be off by some.
@@ -18,37 +21,46 @@ MOST_REASONS = 32
 
 @dataclass(slots=True)
 class _Term:
+    """The newest WINDOW pairs: how far off, and whether under the predicted 90th percentile."""
+
     samples: int = 0
-    offs: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    under: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _offs: Floats = field(default_factory=lambda: np.zeros(WINDOW))
+    _under: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(WINDOW, dtype=np.bool_))
 
     def add(self, pair: Pair) -> None:
-        off = math.log((pair.actual_s + FLOOR_S) / (pair.p50_s + FLOOR_S))
+        place = self.samples % WINDOW
+        self._offs[place] = math.log(pair.actual_s + FLOOR_S) - math.log(pair.p50_s + FLOOR_S)
+        self._under[place] = pair.actual_s <= pair.p90_s
         self.samples += 1
-        self.offs.append(off)
-        self.under.append(pair.actual_s <= pair.p90_s)
 
     def health(self) -> TermHealth:
-        count = len(self.offs)
-        offs = np.array(self.offs)
+        count = min(self.samples, WINDOW)
+        offs = np.roll(self._offs, -self.samples)[WINDOW - count :]
         before, newest = offs[: count - count // 3 or None], offs[-max(1, count // 3) :]
         off = float(np.median(newest))
         drift = off - float(np.median(before)) if count >= 3 else 0.0
-        return TermHealth(self.samples, count, sum(self.under), round(off, 4), round(drift, 4))
+        return TermHealth(self.samples, count, int(self._under[:count].sum()), round(off, 4), round(drift, 4))
 
 
 @dataclass(slots=True)
 class LearningWindow:
-    """Fed with every request: `decided` once it is, `ended` once it has. Cheap: sums are made when asked.
+    """Fed with every request: `decided` once it is, `ended` once it has. `names`: of features, in order.
 
-    `names`: of features, in order.
+    Sums are kept as requests come and leave the window: to ask for them must not hold requests up.
     """
 
     names: tuple[str, ...]
     _decided: int = 0
     _ended: int = 0
-    _newest: deque[Seen] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _newest: deque[Seen] = field(default_factory=deque)
+    _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _believed: int = 0
     _terms: dict[tuple[str, str], _Term] = field(default_factory=dict)
+    _inputs: Ring = field(default_factory=lambda: Ring(WINDOW))
+    _features: Ring = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._features = Ring(WINDOW, {name: place for place, name in enumerate(self.names)})
 
     def decided(self) -> None:
         self._decided += 1
@@ -56,55 +68,56 @@ class LearningWindow:
     def ended(self, seen: Seen) -> None:
         self._ended += 1
         self._newest.append(seen)
+        self._counts.update(_counted(seen))
+        self._believed += seen.believed_cached_tokens
+        if len(self._newest) > WINDOW:
+            gone = self._newest.popleft()
+            self._counts.subtract(_counted(gone))
+            self._believed -= gone.believed_cached_tokens
+        self._inputs.add(seen.inputs)
+        self._features.add_row(seen.features if len(seen.features) == len(self.names) else None)
         for name, pair in seen.terms.items():
             if all(math.isfinite(value) and value >= 0.0 for value in pair):
                 self._terms.setdefault((name, seen.mode), _Term()).add(pair)
 
     def snapshot(self) -> Snapshot:
         """`router`, `time`, `policy`, `version`, `evidence` and `heard` are left to who tells it."""
-        seen = list(self._newest)
-
-        def count(holds: Callable[[Seen], object]) -> int:
-            return sum(1 for one in seen if holds(one))
-
         return Snapshot(
             decided=self._decided,
             ended=self._ended,
-            window=len(seen),
-            split=count(lambda one: one.mode == "split"),
-            safe=count(lambda one: one.safe_rule),
-            learned=count(lambda one: one.learned),
-            rescued=count(lambda one: one.rescued),
-            failed=count(lambda one: one.failed),
-            believed_cached_tokens=sum(one.believed_cached_tokens for one in seen),
-            reasons=_most(Counter(one.reason for one in seen)),
-            fallbacks=_most(Counter(one.fallback for one in seen if one.fallback)),
-            missing=_most(Counter(why for one in seen for why in one.missing)),
+            window=len(self._newest),
+            split=self._counts["mode", "split"],
+            safe=self._counts["is", "safe"],
+            learned=self._counts["is", "learned"],
+            rescued=self._counts["is", "rescued"],
+            failed=self._counts["is", "failed"],
+            believed_cached_tokens=self._believed,
+            reasons=self._most("reason"),
+            fallbacks=self._most("fallback"),
+            missing=self._most("missing"),
             terms={f"{name}/{mode}": term.health() for (name, mode), term in sorted(self._terms.items())},
-            features=self._features(seen),
-            inputs=_inputs(seen),
+            features=self._features.health(),
+            inputs=self._inputs.health(),
         )
 
-    def _features(self, seen: list[Seen]) -> dict[str, InputHealth]:
-        shown = [one.features for one in seen if len(one.features) == len(self.names)]
-        if not shown:
-            return {name: InputHealth(asked=len(seen)) for name in self.names} if seen else {}
-        table = np.nan_to_num(np.array(shown))
-        ranges = zip(self.names, table.min(axis=0).tolist(), table.max(axis=0).tolist(), strict=True)
-        return {name: InputHealth(len(seen), len(shown), low, high) for name, low, high in ranges}
+    def _most(self, kind: str) -> dict[str, int]:
+        found = Counter({name: count for (of, name), count in self._counts.items() if of == kind and count})
+        self._counts += Counter()  # drops those that have left the window
+        return dict(found.most_common(MOST_REASONS))
 
 
-def _inputs(seen: list[Seen]) -> dict[str, InputHealth]:
-    found = dict[str, InputHealth]()
-    for name in dict.fromkeys(name for one in seen for name in one.inputs):
-        values = [one.inputs[name] for one in seen if name in one.inputs]
-        told = [value for value in values if value is not None and math.isfinite(value)]
-        if told:
-            found[name] = InputHealth(len(values), len(told), min(told), max(told), sum(told))
-        else:
-            found[name] = InputHealth(len(values))
-    return found
-
-
-def _most(counts: Counter[str]) -> dict[str, int]:
-    return {name[:256]: count for name, count in counts.most_common(MOST_REASONS)}
+def _counted(seen: Seen) -> Iterator[tuple[str, str]]:
+    yield "mode", seen.mode
+    yield "reason", seen.reason[:256]
+    for name, holds in (
+        ("safe", seen.safe_rule),
+        ("learned", seen.learned),
+        ("rescued", seen.rescued),
+        ("failed", seen.failed),
+    ):
+        if holds:
+            yield "is", name
+    if seen.fallback:
+        yield "fallback", seen.fallback[:256]
+    for why in seen.missing:
+        yield "missing", why
