@@ -87,9 +87,12 @@ class Follower(Background):
         wanted = [version for version in (roles.live, roles.canary, roles.shadow) if version]
         found = {version: await self._load(version, roles) for version in wanted}
         missing = [version for version, model in found.items() if model is None]
+        live = found[roles.live]
+        if live is None and not running.roles.epoch and roles.previous:  # nothing has run here yet
+            live = await self._load(roles.previous, roles)
         fresh = Running(
             roles,
-            live=found[roles.live] or running.live,
+            live=live or running.live,
             canary=found.get(roles.canary),
             shadow=found.get(roles.shadow),
             complete=not missing,

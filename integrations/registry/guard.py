@@ -10,7 +10,7 @@ from kvferry.policy.correction import QUANTILES, TARGETS, Correction, Corrector
 
 log = logging.getLogger("kvferry.models")
 
-# No prediction is off by a factor of e**30.
+# Predictions are not off by factors of e**30, in the root mean square over plans.
 LIMIT = 30.0
 Fault = Callable[[str, str], None]
 
@@ -61,8 +61,8 @@ def _wrong(found: Correction, plans: int) -> str:
 
 
 def _sound(logs: Floats) -> bool:
-    # a NaN is neither under nor over anything
-    return not logs.size or bool(logs.max() < LIMIT and logs.min() > -LIMIT)
+    # one sum tells all: a NaN is not under anything, nor is an infinity
+    return bool(np.vdot(logs, logs) <= LIMIT * LIMIT * logs.size)
 
 
 def _said(error: Exception) -> str:

@@ -89,6 +89,19 @@ async def test_a_router_that_starts_runs_it_from_its_first_request_on(
     assert (await router()).live == artifact().version
 
 
+async def test_a_router_that_starts_without_what_is_live_runs_what_was_before(
+    router: Any, registry: Registry, store: Store, artifact: Any
+) -> None:
+    one, other = artifact(1), artifact(2)
+    await put(registry, one, other)
+    await promote(registry, one)
+    await promote(registry, other)
+    await store.client.delete(store.keys.model_weights(other.version))
+    running = await router()
+    assert running.live == one.version
+    assert not running.arms.running.complete
+
+
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
