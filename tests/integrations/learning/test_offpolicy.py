@@ -1,0 +1,125 @@
+"""Policies judged on logs of simulated runs, where the truth is known."""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from kvferry.integrations.learning.model_source import ModelError
+from kvferry.integrations.learning.offpolicy import collect, evaluate_policy
+from kvferry.integrations.learning.target import target_of
+from kvferry.integrations.log.codec import read_record, write_record
+from kvferry.integrations.log.record import Outcome
+from kvferry.models.offpolicy.logged import MEASURES
+from kvferry.policy.base import make
+
+TARGET = "length_threshold(1000)"
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    folder = str(Path(__file__).parents[3] / "benchmarks")
+    sys.path.insert(0, folder)
+    try:
+        return import_module("offpolicy")
+    finally:
+        sys.path.remove(folder)
+
+
+def log_of(
+    bench: ModuleType, policy: str, seed: int = 5, requests: int = 160
+) -> tuple[list, dict[str, bytes]]:
+    """Records as they would be read from a file, and their cluster tables."""
+    workload = bench.read("steady", seed=seed, rate_rps=0.1, duration_s=requests / 0.1)
+    recorder = bench.Logging(make(policy))
+    run = bench.simulate(bench.CLUSTER, workload, recorder, seed=seed, slo=bench.SLO)
+    return [read_record(write_record(record)) for record in recorder.log(run)], recorder.clusters
+
+
+@pytest.fixture(scope="module")
+def coin(bench: ModuleType) -> tuple[list, dict[str, bytes]]:
+    return log_of(bench, "coin(0.5)")
+
+
+def test_the_doubly_robust_estimate_is_near_the_truth_and_nearer_than_ips(bench: ModuleType) -> None:
+    runs = [bench.judged(seed, "coin(0.5)", TARGET, 160, 0.1) for seed in range(6)]
+    for measure in MEASURES:
+        held, error = bench.errors(runs, measure, "dr")
+        assert held >= 4 / 6, (measure, held)
+        assert error < bench.errors(runs, measure, "ips")[1]
+    # and the two policies differ, or it would be no feat
+    apart = [abs(run.truth["slo_attainment"] - run.logged["slo_attainment"]) for run in runs]
+    assert np.mean(apart) > 0.02
+
+
+@pytest.mark.parametrize("name", ["coin(0.5)", "kvferry(2048,5,0.001,0.3,2)", "random_by_workers"])
+def test_the_policy_that_logged_is_found_to_get_what_it_got(bench: ModuleType, name: str) -> None:
+    records, clusters = log_of(bench, name)
+    logged, left_out = collect(records, clusters, target_of(name))
+    assert not left_out
+    np.testing.assert_allclose(logged.weights, 1.0, rtol=1e-9)
+    told = evaluate_policy(records, clusters, target_of(name)).told()
+    assert told["effective_sample_size"] == pytest.approx(len(records), abs=0.1)
+    assert told["ips"]["value"] == pytest.approx(told["logged"]["slo_attainment"])
+    assert told["ttft_s"]["snips"]["value"] == pytest.approx(told["logged"]["ttft_s"])
+
+
+def test_what_is_told_is_json_in_the_words_of_the_design(coin: tuple[list, dict[str, bytes]]) -> None:
+    done: list[int] = []
+    told = evaluate_policy(*coin, target_of(TARGET), seed=3, progress=done.append).told()
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert told["name"] == TARGET
+    assert told["model_version"] == "structured"
+    assert told["refused"] is None
+    for estimates in (told, told["ttft_s"], told["itl_s"]):
+        for name in ("ips", "snips", "dr"):
+            assert estimates[name]["low"] <= estimates[name]["value"] <= estimates[name]["high"]
+    assert 0.3 < told["split_share"] < 0.7
+    assert any("mode" in each for each in told["assumptions"])
+    assert told == evaluate_policy(*coin, target_of(TARGET), seed=3).told()
+
+
+def test_a_log_without_choices_is_refused_in_words(bench: ModuleType) -> None:
+    told = evaluate_policy(*log_of(bench, "always_colocated", requests=60), target_of("always_split")).told()
+    assert "which the log never did" in told["refused"]
+    assert told["dr"] is told["ips"] is told["ttft_s"] is None
+    json.dumps(told, allow_nan=False)
+
+
+def test_records_that_say_nothing_are_counted_by_reason(coin: tuple[list, dict[str, bytes]]) -> None:
+    records, clusters = coin
+
+    def but(**changes: Any) -> Any:
+        return msgspec.structs.replace(records[0], **changes)
+
+    odd = [
+        but(mode="shadow"),
+        but(outcome=None),
+        but(outcome=Outcome(status="cancelled")),
+        but(picture=None),
+        but(picture=msgspec.structs.replace(records[0].picture, cluster="gone")),
+        but(outcome=Outcome(status="failed", error="it died")),
+    ]
+    logged, left_out = collect([*records[1:], *odd], clusters, target_of(TARGET))
+    assert left_out == {
+        "shadow": 1,
+        "no_outcome": 1,
+        "cancelled": 1,
+        "no_picture": 1,
+        "picture_unreadable": 1,
+    }
+    assert len(logged) == len(records)
+    assert logged.values["slo_attainment"][-1] == 0.0
+    assert np.isnan(logged.values["ttft_s"][-1])
+
+
+@pytest.mark.parametrize("name", ["no_such_policy", "coin(2)", "m-000000000000"])
+def test_a_target_that_is_none_is_named(name: str) -> None:
+    with pytest.raises(ModelError, match=r"unknown policy|share|store"):
+        target_of(name)
