@@ -31,7 +31,7 @@ class Replay:
     def __init__(self, clusters: Mapping[str, bytes]) -> None:
         self._clusters = clusters
         self._tables: dict[str, ClusterTable] = {}
-        self._candidates: dict[tuple[str, bytes], Candidates] = {}
+        self._plans: dict[tuple[str, bytes], tuple[Candidates, State]] = {}
 
     def __call__(self, record: DecisionRecord, corrector: Corrector | None = None) -> tuple[Request, Cluster]:
         """What the decision was given, with `corrector` as the learned model (None: with none, whatever
@@ -46,8 +46,7 @@ class Replay:
             leading, *columns, met, gone, down, held = (
                 numbers[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)
             )
-            candidates = self._plans(table, met)
-            state = State.of(candidates)
+            candidates, state = self._plans_of(table, met)
             given = dict(zip(table.columns, columns, strict=True))
             cluster = Cluster(
                 candidates,
@@ -72,15 +71,16 @@ class Replay:
                 raise NoPictureError(f"its cluster table {name} cannot be read: {error}") from None
         return found
 
-    def _plans(self, table: ClusterTable, met: Floats) -> Candidates:
+    def _plans_of(self, table: ClusterTable, met: Floats) -> tuple[Candidates, State]:
         key = table.id, met.tobytes()
-        found = self._candidates.get(key)
+        found = self._plans.get(key)
         if found is None:
             plain = table.candidates()
             moved = frozenset(name for name, flag in zip(plain.keys, met.tolist(), strict=True) if flag)
-            if len(self._candidates) >= KEPT:
-                self._candidates.clear()
-            found = self._candidates[key] = table.candidates(moved)
+            if len(self._plans) >= KEPT:
+                self._plans.clear()
+            candidates = table.candidates(moved)
+            found = self._plans[key] = candidates, State.of(candidates)
         return found
 
 

@@ -48,10 +48,10 @@ def coin(bench: ModuleType) -> tuple[list, dict[str, bytes]]:
 
 
 def test_the_doubly_robust_estimate_is_near_the_truth_and_nearer_than_ips(bench: ModuleType) -> None:
-    runs = [bench.judged(seed, "coin(0.5)", TARGET, 160, 0.1) for seed in range(6)]
+    runs = [bench.judged(seed, "coin(0.5)", TARGET, 160, 0.1) for seed in range(4)]
     for measure in MEASURES:
         held, error = bench.errors(runs, measure, "dr")
-        assert held >= 4 / 6, (measure, held)
+        assert held >= 3 / 4, (measure, held)
         assert error < bench.errors(runs, measure, "ips")[1]
     # and the two policies differ, or it would be no feat
     apart = [abs(run.truth["slo_attainment"] - run.logged["slo_attainment"]) for run in runs]
