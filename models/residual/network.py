@@ -1,8 +1,8 @@
 """A small quantile network, worked out with numpy alone.
 
 h1 = relu(A1 x + b1), h2 = relu(A2 h1 + b2), o = A3 h2 + b3, three outputs per target:
-q50 = o0, q90 = q50 + g(o1), q99 = q90 + g(o2), with g(z) = (z + sqrt(z^2 + 4)) / 2 > 0: as a softplus,
-without its exponential. A1 and b1 standardise the inputs as well.
+q50 = s o0, q90 = q50 + s g(o1), q99 = q90 + s g(o2), with g(z) = (z + sqrt(z^2 + 4)) / 2 > 0: as a
+softplus, without its exponential. s is the target's scale; A1 and b1 standardise the inputs as well.
 """
 
 from dataclasses import dataclass
@@ -23,13 +23,15 @@ class Network:
     second: F32
     heads: F32
     fast_heads: F32
+    scale: F32
 
     @classmethod
     def of(cls, tensors: Tensors, targets: tuple[str, ...]) -> "Network":
         """Of verified tensors."""
         heads = np.column_stack((tensors["heads.weight"], tensors["heads.bias"]))
-        medians = [row * len(QUANTILES) for row in fast_rows(targets)]
-        return cls(_layer(tensors, "first"), _layer(tensors, "second"), heads, heads[medians])
+        fast, scale = fast_rows(targets), tensors["scale"][:, np.newaxis]
+        medians = heads[:: len(QUANTILES)] * scale
+        return cls(_layer(tensors, "first"), _layer(tensors, "second"), heads, medians[fast], scale)
 
     def medians(self, features: Floats) -> F32:
         return self.fast_heads @ self._hidden(features)
@@ -40,6 +42,7 @@ class Network:
         rises = found[:, 1:]
         rises += np.sqrt(rises * rises + np.float32(4.0))
         rises *= np.float32(0.5)
+        found *= self.scale[:, np.newaxis]
         return found.cumsum(axis=1, dtype=np.float32)
 
     def _hidden(self, features: Floats) -> F32:

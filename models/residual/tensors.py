@@ -58,8 +58,11 @@ def _of_network(manifest: Manifest, tensors: Tensors) -> None:
             "second.bias": (np.float32, (second,)),
             "heads.weight": (np.float32, (out, second)),
             "heads.bias": (np.float32, (out,)),
+            "scale": (np.float32, (len(manifest.targets),)),
         },
     )
+    if not (tensors["scale"] > 0.0).all():
+        raise ArtifactError("the weights have a scale that is not positive")
 
 
 def _of_forest(manifest: Manifest, tensors: Tensors) -> None:

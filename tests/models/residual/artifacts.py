@@ -53,6 +53,7 @@ def tensors(kind: str, targets: int = len(TARGETS), seed: int = 0, scale: float 
             "second.bias": drawn(8),
             "heads.weight": drawn(out, 8),
             "heads.bias": drawn(out),
+            "scale": np.exp(np.clip(drawn(targets), -1.0, 1.0)),
         }
     trees = np.full(out, 3, np.int32)
     count = int(trees.sum())

@@ -55,7 +55,7 @@ def propagated(t: dict[str, Any], x: np.ndarray) -> np.ndarray:
         h = np.maximum(t["second.weight"].astype(float) @ h + t["second.bias"], 0.0)
         out = (t["heads.weight"].astype(float) @ h + t["heads.bias"]).reshape(-1, 3)
         rise = (out[:, 1:] + np.sqrt(out[:, 1:] ** 2 + 4.0)) / 2.0
-        columns.append(np.cumsum(np.column_stack((out[:, :1], rise)), axis=1))
+        columns.append(np.cumsum(np.column_stack((out[:, :1], rise)) * t["scale"][:, None], axis=1))
     return np.stack(columns, axis=-1)
 
 
@@ -160,7 +160,7 @@ def test_no_weights_within_limits_make_what_is_no_number() -> None:
     calibration = {target: ((1e12,) * 3, (-1e12,) * 3) for target in TARGETS}
     wide = {"low": (-1e12,) * len(FEATURES), "high": (1e12,) * len(FEATURES)}
     for sign in (1, -1):
-        weights = {name: tensor * sign for name, tensor in worst.items()}
+        weights = {name: tensor * (1 if name == "scale" else sign) for name, tensor in worst.items()}
         made = Artifact.pack(manifest(calibration=calibration, **wide), weights)
         correction = corrector(made).correct(np.full((len(FEATURES), 2), 1e12))
         assert np.isfinite(correction.ttft).all()
