@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from typing import Any
 
 import msgspec
@@ -14,6 +15,10 @@ from kvferry.integrations.redis.health import Health
 from kvferry.integrations.redis.learned import DROPPED_S, HALF_LIFE_S, SILENT_S, Learned, share
 from kvferry.integrations.redis.learned_board import MOST_BYTES, MOST_TIMES, Place, Told
 from kvferry.models.output_lengths import OutputLengths
+from kvferry.models.terms.learner import Learner, Move
+from kvferry.models.terms.regression import Belief
+from kvferry.models.terms.way import Way
+from kvferry.policy.link import Link
 
 OTHER = Place("lengths", "other")
 
@@ -42,10 +47,10 @@ def own(answers: int) -> float:
     return lengths.answers("m", "t")
 
 
-async def put(store: Any, data: bytes | None, time: bytes | None = None, at: float | None = None) -> None:
+async def put(store: Any, data: bytes | None, when: bytes | None = None, at: float | None = None) -> None:
     """As another router would, or something that is none."""
     seconds, _ = await store.client.time()
-    told = time or msgspec.json.encode(Told(float(seconds) if at is None else at, "x", 1))
+    told = when or msgspec.json.encode(Told(float(seconds) if at is None else at, "x", 1))
     await store.client.hset(store.keys.learned_times, OTHER.field, told)
     if data is not None:
         await store.client.hset(store.keys.learned("lengths"), "other", data)
@@ -276,3 +281,68 @@ async def test_a_store_that_appears_late_gives_back_what_was_known(own_server: A
     assert after.answers == pytest.approx(own(9) * 0.99**2 + own(2), rel=1e-3)
     await after.learned.close()
     await store.close()
+
+
+LINK = Link("a", "b", "mooncake", "ib", 1e-3, 1e9, 1e9, 0.0)
+WAY = Way(LINK, others=0, new_tokens=2000, chunk_tokens=4096)
+SLOW = 1.5  # seconds; the catalogue says 0.5
+
+
+class Mover:
+    """A router that sees moves over LINK."""
+
+    def __init__(self, store: Any, name: str) -> None:
+        self.learner = Learner(time.time)
+        self.learned = Learned(
+            store, [OutputLengths(), self.learner], router=name, health=Health("test"), interval_s=0.01
+        )
+
+    def move(self, took_s: float) -> None:
+        self.learner.moved(Move(WAY, "direct", 500_000_000, 0.0, busy_s=took_s))
+
+    @property
+    def belief(self) -> Belief:
+        (found,) = self.learner.transfers.beliefs([LINK], ["direct"], time.time())
+        return found
+
+
+async def test_two_routers_learn_one_link_and_lose_no_move(store: Any, eventually: Any) -> None:
+    one, two, alone = Mover(store, "one"), Mover(store, "two"), Mover(store, "alone")
+    for mover in (one, two):
+        mover.learned.start()
+    for _ in range(10):
+        for mover, moves in ((one, 1), (two, 2)):
+            for _ in range(moves):
+                mover.move(SLOW)
+                alone.move(SLOW)
+            await asyncio.sleep(0.002)
+    for mover in (one, two):
+        await eventually(lambda mover=mover: mover.belief.count == pytest.approx(30.0, abs=1.0))
+        assert mover.belief.mean[1] == pytest.approx(alone.belief.mean[1], rel=0.05)
+        assert mover.belief.mean[1] > 2.5
+        await mover.learned.close()
+    third = Mover(store, "three")  # has seen no move itself
+    await third.learned.refresh()
+    assert third.belief.mean[1] == pytest.approx(alone.belief.mean[1], rel=0.05)
+    again = Mover(store, "one")
+    await again.learned.refresh()
+    assert again.belief.count == pytest.approx(30.0, abs=1.0)
+    await again.learned.refresh()
+    assert again.belief.count == pytest.approx(30.0, abs=1.0)
+
+
+@pytest.mark.parametrize("data", GARBLED[1:], ids=[str(i) for i in range(len(GARBLED) - 1)])
+async def test_garbled_evidence_of_links_hurts_nobody(
+    store: Any, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, good = Mover(store, "one"), Mover(store, "good")
+    good.move(SLOW)
+    await good.learned.refresh()
+    seconds, _ = await store.client.time()
+    told = msgspec.json.encode(Told(float(seconds), "x", 1))
+    await store.client.hset(store.keys.learned_times, Place("terms", "other").field, told)
+    await store.client.hset(store.keys.learned("terms"), "other", data)
+    for _ in range(3):
+        await one.learned.refresh()
+    assert one.belief.count == pytest.approx(1.0, abs=0.1)
+    assert len(caplog.records) == 1
