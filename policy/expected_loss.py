@@ -53,14 +53,20 @@ class ExpectedLoss:
         row, reason, safe_rule = self._choose(evaluation, stale)
         if stale or not self.explore:
             return evaluation.decide(row, self.name, reason, safe_rule=safe_rule)
-        drawn = self.exploration.draw(evaluation, row)
+        exploration = self.exploration
+        if not exploration.may(request.seed):
+            decision = evaluation.decide(row, self.name, reason, safe_rule=safe_rule)
+            decision.defer(
+                lambda: exploration.draw(evaluation, row).propensities, "propensity_mode", "propensity_plan"
+            )
+            return decision
+        drawn = exploration.draw(evaluation, row)
         return evaluation.decide(
             drawn.row,
             self.name,
             Reason.EXPLORED if drawn.explored else reason,
             safe_rule="" if drawn.explored else safe_rule,
-            propensity_mode=drawn.propensity_mode,
-            propensity_plan=drawn.propensity_plan,
+            **drawn.propensities,
         )
 
     def _choose(self, evaluation: Evaluation, stale: bool) -> tuple[int, Reason | None, str]:

@@ -23,6 +23,11 @@ class Drawn:
     propensity_plan: float
     explored: bool
 
+    @property
+    def propensities(self) -> dict[str, float]:
+        """As a Decision has them."""
+        return {"propensity_mode": self.propensity_mode, "propensity_plan": self.propensity_plan}
+
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
@@ -44,6 +49,10 @@ class Exploration:
             raise ValueError(f"explore {self.share:g} is not between 0 and {MAX_SHARE}")
         if self.budget < 0.0:
             raise ValueError(f"explore_budget {self.budget:g} is negative")
+
+    def may(self, seed: int) -> bool:
+        """Whether this request is one of those that explore, if there is a plan to explore."""
+        return draw.unit(seed, SALT) < self.share
 
     def draw(self, evaluation: Evaluation, row: int) -> Drawn:
         """What becomes of a request for which `row` was chosen; the same seed draws the same."""
