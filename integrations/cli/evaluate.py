@@ -76,7 +76,7 @@ def evaluate(
         raise CommandError(f"{too_few}; left out: {why}" if why else too_few)
     if found is not None and plot is not None:
         draw(found, plot)
-    result = _policy(source or (), target, seed, namespace) if target is not None else None
+    result = _policy(source or (), target, seed, namespace, tally.read) if target is not None else None
     if as_json:
         told = {
             **(found.told() if found is not None else {"terms": None}),
@@ -105,10 +105,10 @@ def _judged(rows: Rows, artifact: Artifact | None) -> tuple[Evaluation | None, s
         return None, str(error)
 
 
-def _policy(sources: Sequence[str], target: Target, seed: int, namespace: str) -> PolicyResult:
+def _policy(sources: Sequence[str], target: Target, seed: int, namespace: str, records: int) -> PolicyResult:
     with failures(), progress("deciding anew") as report:
         return judge_policy(
-            sources, target, seed=seed, namespace=namespace, progress=lambda done: report(done, 0)
+            sources, target, seed=seed, namespace=namespace, progress=lambda done: report(done, records)
         )
 
 
