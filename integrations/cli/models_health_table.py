@@ -23,9 +23,8 @@ def heading(snapshots: Sequence[Snapshot], whole: Snapshot, state: State) -> Tex
     more = f" and {len(snapshots) - NAMED_ROUTERS} more" if len(snapshots) > NAMED_ROUTERS else ""
     text = Text("learning is ")
     text.append(state.value.upper(), _STYLES[state])
-    text.append(
-        f": {names}{more}; {whole.version or 'structured'} is live, {whole.ended} requests learned from"
-    )
+    version = whole.version or "structured"
+    text.append(f" ({names}{more}; live: {version}; {whole.ended} requests)")
     return text
 
 

@@ -26,6 +26,8 @@ INTERVAL_S = 2.0
 TTL_S = 30.0
 # What stays bad is said again after so long.
 AGAIN_S = 600.0
+# What was not bad for so long is over.
+CALM_S = 60.0
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class Learning:
     findings: list[Finding] = field(default_factory=list)
     _window: LearningWindow = field(default_factory=lambda: LearningWindow(FEATURES))
     _said: dict[str, float] = field(default_factory=dict)
+    _bad: dict[str, float] = field(default_factory=dict)
 
     def decided(self) -> None:
         """A request's first decision."""
@@ -69,13 +72,16 @@ class Learning:
         return self.snapshot
 
     def _warn(self) -> None:
+        """Once for what comes and goes."""
         bad = {finding.check: finding for finding in self.findings if finding.state is State.BAD}
-        for check in self._said.keys() - bad.keys():
-            del self._said[check]
+        now_s = self.clock()
+        self._bad |= dict.fromkeys(bad, now_s)
+        for check in [check for check, last_s in self._bad.items() if now_s - last_s >= CALM_S]:
+            del self._bad[check], self._said[check]
             log.warning("learning: %s is no longer bad", check)
         for check, finding in bad.items():
-            if self.clock() - self._said.get(check, -AGAIN_S) >= AGAIN_S:
-                self._said[check] = self.clock()
+            if check not in self._said or now_s - self._said[check] >= AGAIN_S:
+                self._said[check] = now_s
                 log.warning("learning is BAD: %s. %s", finding.says, finding.do)
 
 

@@ -29,9 +29,9 @@ def _coverage(check: str, what: str, term: TermHealth) -> Finding:
     """What chance alone does to a share of so many requests is no finding: two standard errors of it."""
     share = term.coverage or 0.0
     chance = 2.0 * math.sqrt(RIGHT * (1.0 - RIGHT) / term.window)
-    says = f"{share:.0%} of {term.window} {what} were under their predicted p90 (90% is right)"
+    says = f"{what} was under its predicted p90 in {share:.0%} of {term.window} cases (90% is right)"
     if share < BROKEN - chance:
-        do = "routing by p90 misleads: see its error and the dead inputs below; roll a new model back"
+        do = "p90 misleads: see its error and what else is wrong here; take a new model back"
         return Finding(check, State.BAD, says, do)
     if share < TOLERATED - chance:
         return Finding(check, State.WARN, says, "retrain on newer logs: kvferry train")
@@ -44,12 +44,12 @@ def _coverage(check: str, what: str, term: TermHealth) -> Finding:
 def _error(check: str, what: str, term: TermHealth) -> Finding:
     """As factors. A change that has left predictions right is none."""
     factor, before = math.exp(term.off), math.exp(term.off - term.drift)
-    says = f"{what} take {factor:.2f} times what is predicted (median)"
+    says = f"{what} takes {factor:.2f} times what is predicted (median)"
     state = grade(abs(term.off), OFF_WARN, OFF_BAD)
     if state is State.OK:
         return Finding(check, state, says)
     if abs(term.drift) >= DRIFT:
         says += f"; it was {before:.2f} times before"
         return Finding(check, state, says, "something changed: look for a slow link or worker, else retrain")
-    do = "learning does not close this gap: look at the samples of its terms and the dead inputs below"
+    do = "learning does not close this gap: see the samples of its terms and what else is wrong here"
     return Finding(check, state, says, do)
