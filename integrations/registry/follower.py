@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 
-from kvferry.integrations.redis.background import Background
 from kvferry.integrations.redis.connection import STORE_FAILURES
 from kvferry.integrations.redis.health import Health
 from kvferry.integrations.registry.arms import Arms, Model, Running
@@ -13,6 +12,7 @@ from kvferry.integrations.registry.guard import Fault
 from kvferry.integrations.registry.metrics import ModelMetrics
 from kvferry.integrations.registry.roles import Roles
 from kvferry.integrations.registry.store import Registry, UnknownVersionError
+from kvferry.integrations.registry.task import RegistryTask
 from kvferry.models.residual.manifest import ArtifactError
 from kvferry.policy.decision import STRUCTURED
 
@@ -22,7 +22,7 @@ INTERVAL_S = 0.5
 AGAIN_S = 10.0  # a version that was refused may have been added anew
 
 
-class Follower(Background):
+class Follower(RegistryTask):
     """Reads the roles every `interval_s`; what they name is fetched, verified and built in a thread, and only
     then swapped in. A version that cannot be used is refused, once in the log and the audit, and what runs in
     its role stays; while the store is away, or when it has lost its roles, everything stays.
@@ -40,11 +40,11 @@ class Follower(Background):
         interval_s: float = INTERVAL_S,
         again_s: float = AGAIN_S,
     ) -> None:
-        super().__init__("models")
+        super().__init__("models", health, interval_s)
         self.refused: dict[str, str] = {}
-        self._registry, self._arms, self._health, self._metrics = registry, arms, health, metrics
+        self._registry, self._arms, self._metrics = registry, arms, metrics
         self._fault, self._router = fault, router
-        self._interval_s, self._again_s = interval_s, again_s
+        self._again_s = again_s
         self._models: dict[str, Model] = {STRUCTURED: Model()}
         self._again_at = 0.0
         self._lost = False
@@ -53,23 +53,11 @@ class Follower(Background):
         """Run what the store says, before the first request, if the store answers in time."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._follow()
+                await self._work()
         except STORE_FAILURES:  # `_step` says so
             log.debug("roles cannot be read yet", exc_info=True)
 
-    async def close(self) -> None:
-        await self._end(timeout_s=1.0)
-
-    async def _step(self) -> float | None:
-        try:
-            await self._follow()
-        except STORE_FAILURES as error:
-            self._health.failure("models", error)
-            return self._interval_s
-        self._health.success("models")
-        return self._interval_s
-
-    async def _follow(self) -> None:
+    async def _work(self) -> None:
         roles, running = await self._registry.roles(), self._arms.running
         if not roles.epoch and running.roles.epoch:
             if not self._lost:

@@ -27,7 +27,7 @@ class ModelMetrics:
         )
         self.refused = Counter(
             "kvferry_model_refused",
-            "Versions that could not be loaded, and why, once each.",
+            "Versions that could not be loaded, once for each reason.",
             registry=registry,
         )
         self.rollbacks = Counter(

@@ -4,15 +4,17 @@ import contextlib
 import logging
 import time
 from collections import deque
+from dataclasses import replace
 
-from kvferry.integrations.redis.background import Background
 from kvferry.integrations.redis.connection import STORE_FAILURES
 from kvferry.integrations.redis.health import Health
 from kvferry.integrations.registry.arms import Arms
 from kvferry.integrations.registry.counts import ArmCounts
 from kvferry.integrations.registry.judge import Verdict, judge
 from kvferry.integrations.registry.metrics import ModelMetrics
-from kvferry.integrations.registry.store import ConflictError, Registry
+from kvferry.integrations.registry.roles import Roles
+from kvferry.integrations.registry.store import ConflictError, Registry, UnknownVersionError
+from kvferry.integrations.registry.task import RegistryTask
 
 log = logging.getLogger("kvferry.models")
 
@@ -22,7 +24,7 @@ FAULTS = 5
 FAULTS_WITHIN_S = 600.0
 
 
-class Watchdog(Background):
+class Watchdog(RegistryTask):
     """Any router may find a regression, in the sums of all; the first one rolls it back, the others follow.
     `fault` is what `Guarded` calls: each one costs its request nothing but the correction.
     """
@@ -38,10 +40,9 @@ class Watchdog(Background):
         router: str,
         interval_s: float = INTERVAL_S,
     ) -> None:
-        super().__init__("watchdog")
+        super().__init__("arms", health, interval_s)
         self._registry, self._counts, self._arms = registry, counts, arms
-        self._health, self._metrics, self._router = health, metrics, router
-        self._interval_s = interval_s
+        self._metrics, self._router = metrics, router
         self._faults: dict[str, deque[float]] = {}
         self._broken: dict[str, str] = {}
 
@@ -57,29 +58,26 @@ class Watchdog(Background):
 
     async def close(self) -> None:
         """Stop, with what has been counted in the store if that answers."""
-        await self._end(timeout_s=1.0)
+        await super().close()
         if self._arms.changed and self._health.up:
             with contextlib.suppress(*STORE_FAILURES):
                 await self._counts.write(self._arms.changed)
 
-    async def _step(self) -> float | None:
+    async def _work(self) -> None:
         changed, self._arms.changed = self._arms.changed, set()
         try:
             if changed:
                 await self._counts.write(changed)
-            for version, why in tuple(self._broken.items()):
-                await self._roll_back(Verdict(version, why), "faults")
-            running = self._arms.running
-            if running.roles.learned:
-                verdict = judge(running.roles, await self._counts.read(running.roles.since))
-                if verdict is not None:
-                    await self._roll_back(verdict, "regression")
-        except STORE_FAILURES as error:
+        except STORE_FAILURES:
             self._arms.changed |= changed
-            self._health.failure("arms", error)
-            return self._interval_s
-        self._health.success("arms")
-        return self._interval_s
+            raise
+        for version, why in tuple(self._broken.items()):
+            await self._roll_back(Verdict(version, why), "faults")
+        running = self._arms.running
+        if running.roles.learned:
+            verdict = judge(running.roles, await self._counts.read(running.roles.since))
+            if verdict is not None:
+                await self._roll_back(verdict, "regression")
 
     async def _roll_back(self, verdict: Verdict, cause: str) -> None:
         roles, version = await self._registry.roles(), verdict.version
@@ -87,14 +85,7 @@ class Watchdog(Background):
         # a verdict is on the roles that this router runs, not on those that somebody has set meanwhile
         if fresh is not roles and (cause == "faults" or roles.since == self._arms.running.roles.since):
             try:
-                done = await self._registry.change(
-                    roles,
-                    fresh,
-                    who=f"router {self._router}",
-                    command="rollback",
-                    version=version,
-                    reason=f"automatic: {verdict.reason}",
-                )
+                done = await self._change(roles, fresh, verdict)
             except ConflictError as error:
                 log.info("%s: looked at again, as it was %s", version, error)
                 return
@@ -102,3 +93,12 @@ class Watchdog(Background):
             log.error("ROLLED BACK %s: %s; now %s", version, verdict.reason, done.text())
         self._broken.pop(version, None)
         self._faults.pop(version, None)
+
+    async def _change(self, roles: Roles, fresh: Roles, verdict: Verdict) -> Roles:
+        who, reason = f"router {self._router}", f"automatic: {verdict.reason}"
+        given = {"who": who, "command": "rollback", "version": verdict.version}
+        try:
+            return await self._registry.change(roles, fresh, reason=reason, **given)
+        except UnknownVersionError as error:  # of what was before: without any model there is always a way
+            bare = replace(Roles(), epoch=roles.epoch, since=roles.since)
+            return await self._registry.change(roles, bare, reason=f"{reason}; {error}", **given)

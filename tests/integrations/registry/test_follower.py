@@ -140,7 +140,7 @@ async def test_what_was_damaged_in_the_store_is_refused_once_and_what_runs_stays
         await eventually(lambda: running.arms.running.roles.live == other.version)
         refusals = running.metric("kvferry_model_refused_total")
         for _ in range(3):  # it is tried again
-            await running.models._follower._follow()
+            await running.models._follower._work()
     assert running.live == one.version
     assert not running.arms.running.complete
     (line,) = [r.getMessage() for r in caplog.records if "refused" in r.getMessage()]
@@ -168,7 +168,7 @@ async def test_a_store_that_goes_takes_no_model_along(
     assert "store" in await running.models.describe()
     await valkey.start()  # with nothing in it
     await eventually(lambda: running.health.up)
-    await running.models._follower._follow()
+    await running.models._follower._work()
     assert running.live == artifact(1).version
     again = await open_store(valkey.url)
     try:
@@ -178,6 +178,31 @@ async def test_a_store_that_goes_takes_no_model_along(
         await eventually(lambda: running.live == artifact(2).version)
     finally:
         await again.close()
+
+
+async def test_a_rollback_to_what_is_no_more_there_ends_without_a_model(
+    router: Any, registry: Registry, store: Store, artifact: Any, eventually: Any
+) -> None:
+    await put(registry, artifact(1), artifact(2))
+    await promote(registry, artifact(1))
+    await promote(registry, artifact(2))
+    running = await router()
+    await store.client.hdel(store.keys.model_versions, artifact(1).version)
+    for _ in range(5):
+        running.models._watchdog.fault(artifact(2).version, "ValueError: none")
+    await eventually(lambda: running.live == "structured")
+    assert artifact(1).version in (await registry.audit())[-1].reason
+
+
+async def test_a_store_that_refuses_is_told_of_once_and_is_not_lost(
+    router: Any, store: Store, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await store.client.set(store.keys.model_roles, "no hash")
+    with caplog.at_level(logging.ERROR, logger="kvferry.models"):
+        running = await router()
+        await eventually(lambda: "the store refuses" in caplog.text)
+    assert running.health.up
+    assert running.live == "structured"
 
 
 async def test_routers_find_a_regression_in_their_sums_and_one_of_them_rolls_it_back(
