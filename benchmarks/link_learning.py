@@ -104,8 +104,8 @@ def show(new: dict[str, list[dict[str, Any]]], found: list[degraded.Found], ok: 
         table.add_row(str(one.seed), f"{one.share:.0%}", *counts, f"{one.back_s:.1f}")
     console.print(table)
     console.print(
-        f"Goals: error under {GOALS['error']:.0%} after 30 moves; noticed within {GOALS['noticed']}, "
-        f"left within {GOALS['left']} requests, back in {GOALS['back_s']:.0f} s: {'met' if ok else 'NOT met'}",
+        f"Goals: error under {GOALS['error']:.0%} after 30 moves; noticed within {GOALS['noticed']}, left "
+        f"within {GOALS['left']} requests, back in {GOALS['back_s']:.0f} s: {'met' if ok else 'NOT met'}",
         highlight=False,
     )
 

@@ -201,26 +201,28 @@ class Learner:
         )
 
     def snapshot(self) -> bytes:
-        return encode(self._pools, self.speeds.told())
+        return encode(self._pools, self.speeds.told(), self.clock())
 
     def restore(self, told: bytes) -> None:
-        found, moves = decode(told, self._sizes)
+        found, moves = decode(told, self._sizes, self.clock())
         for name, members in found.items():
-            self._pools[name].restore(members)
+            self._pools[name].members.restore(members)
+            self._pools[name].news()
         for move in sorted(moves, key=lambda move: move.time_s):
             self.speeds.observe(move.path, move.wire, move.took_s, move.time_s, move.noise_s)
         self._restored += 1
 
     def hear(self, router: str, told: bytes) -> None:
-        found, moves = decode(told, self._sizes)
-        now_s = self.clock()
+        found, moves = decode(told, self._sizes, self.clock())
         for name, members in found.items():
-            self._pools[name].hear(router, members, now_s)
+            self._pools[name].members.hear(router, members)
+            self._pools[name].news()
         self.speeds.hear(router, moves)
 
     def weigh(self, router: str, share: float) -> None:
         for pool in self._pools.values():
-            pool.weigh(router, share)
+            pool.members.weigh(router, share)
+            pool.news()
         if not share > 0.0:
             self.speeds.hear(router, ())
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvferry.models.speedometer import alike
-from kvferry.models.terms.pool import Key, Pool, Prior
+from kvferry.models.terms.members import Key
+from kvferry.models.terms.pool import Pool, Prior
 from kvferry.policy.worker import Speed, Worker
 
 HALF_LIFE_S = 600.0
@@ -15,7 +16,7 @@ WORKERS_DIFFER = 0.3
 JITTER_S = 1e-3
 # By how much of themselves, and by what at least, the counters' coefficients may be off.
 OFF = 0.5
-BASE_S = 2e-3
+BASE_S = 1e-2
 OF_TOKENS = 4096.0
 
 
@@ -54,7 +55,7 @@ class Prefills:
     def speeds(self, workers: Iterable[tuple[Worker, Speed]], now_s: float) -> list[Speed]:
         """The counted speeds with what was learned of prefills."""
         known = list(workers)
-        if not self.pool.count and not self.pool.theirs and not self.pool.own:
+        if not self.pool.members:
             return [counted for _, counted in known]
         keys = [key_of(worker) for worker, _ in known]
         beliefs = self.pool.beliefs(keys, lambda place: _prior(known[place][1]), now_s)

@@ -34,7 +34,7 @@ class Repacks:
 
     def s_per_byte(self, relations: Sequence[str], assumed: Sequence[float], now_s: float) -> list[float]:
         """Of each relation, given what is assumed where nothing is known."""
-        known = {key[0] for key in self.pool.known()}
+        known = {key[0] for key in self.pool.members.known()}
         found = list(assumed)
         for place, relation in enumerate(relations):
             if relation in known:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvferry.models.terms.change import LATE
-from kvferry.models.terms.pool import Key, Pool, Prior
+from kvferry.models.terms.members import Key
+from kvferry.models.terms.pool import Pool, Prior
 from kvferry.models.terms.regression import Belief
 from kvferry.models.terms.way import Way, Wire
 from kvferry.policy.link import Link
