@@ -62,8 +62,8 @@ def test_a_prediction_that_is_always_off_by_a_factor_has_that_error(
     found = score(actual, said)
     if min(values) > 1e-4:
         assert found.mdape == pytest.approx(abs(factor - 1), rel=1e-3, abs=1e-5)
-    assert found.mae_s == pytest.approx(abs(factor - 1) * actual.mean(), rel=1e-3, abs=1e-5)
-    assert found.coverage_p50 is not None
+    rounding = 1e-5 + 1e-6 * float(actual.max())  # columns are float32
+    assert found.mae_s == pytest.approx(abs(factor - 1) * actual.mean(), rel=1e-3, abs=rounding)
     assert found.coverage_p50 == float((said[:, 0] >= actual).mean())
 
 
