@@ -1,8 +1,9 @@
 """How long one decision takes: by default 8 prefill x 8 decode x 2 transports + 16 colocated workers.
 
-    python benchmarks/decide.py [--policy kvferry] [--fleet 8,8,16] [--rounds 20] [--profile]
+    python benchmarks/decide.py [--policy kvferry] [--fleet 8,8,16] [--residual network] [--rounds 20]
 
-With `--fleet 4,4,0`, say, there is one transport and decode workers prefill as well.
+With `--fleet 4,4,0`, say, there is one transport and decode workers prefill as well. `--residual`: with a
+learned model, `network` or `forest` with random weights, or one that `kvferry train` wrote to a folder.
 
 Requests differ in length, output, prefix and objective, the workers in load. Prints microseconds per
 decision; p5 is what a quiet machine would show, p50 what this one showed.
@@ -17,6 +18,7 @@ import time
 from dataclasses import replace
 
 import numpy as np
+from residuals import residual
 
 from kvferry.policy import base
 from kvferry.policy.cluster import Cluster
@@ -35,13 +37,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--policy", default="kvferry")
     parser.add_argument("--fleet", type=counts, default=FLEET, help="prefill,decode,colocated workers")
+    parser.add_argument("--residual", default="none", help="none, network, forest or a folder")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     rng = np.random.default_rng(0)
-    world = cluster(rng, given.fleet)
+    world = replace(cluster(rng, given.fleet), corrector=residual(given.residual))
     requests = [request(rng, i, world) for i in range(given.requests)]
     policy = base.make(given.policy)
     modes = [policy.decide(each, world).mode.value for each in requests]
@@ -64,6 +67,7 @@ def main() -> None:
         given.json,
         {
             "policy": policy.name,
+            "residual": given.residual,
             "candidates": len(world.candidates.plans),
             "decisions": spent.size,
             "split_share": round(modes.count("split") / len(modes), 2),

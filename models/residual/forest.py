@@ -4,7 +4,7 @@ Features are seen as codes of one byte. All trees are complete and of one depth,
 comparison can be made for every plan, and the way down be found from the leaves up with bytes and no jumps.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,9 @@ from kvferry.policy.candidates import Floats, Ints
 from kvferry.policy.correction import QUANTILES
 
 Bytes = NDArray[np.uint8]
-MOST = np.float32(255.0)
+LEAST, MOST = np.float32(0.0), np.float32(255.0)
+# For so many numbers of plans thresholds are kept repeated: comparing is twice as fast then.
+KEPT = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +34,7 @@ class Trees:
     leaf: F32
     start: Ints
     base: F32
+    repeated: dict[int, Bytes] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tensors: Tensors, ensembles: list[int]) -> "Trees":
@@ -62,10 +65,19 @@ class Trees:
         """[F, P] -> [E, P]."""
         plans = codes.shape[1]
         nodes, trees, _ = self.threshold.shape
-        right = codes.take(self.feature, axis=0, mode="clip").reshape(nodes, trees, plans) > self.threshold
+        right = codes.take(self.feature, axis=0, mode="clip").reshape(nodes, trees, plans) > self._over(plans)
         values = self.leaf.take(_leaves(right.view(np.uint8)) + self.start, mode="clip")
         found: F32 = values.reshape(len(self.base), -1, plans).sum(axis=1)
         found += self.base
+        return found
+
+    def _over(self, plans: int) -> Bytes:
+        """[nodes, E * T, P]: the thresholds."""
+        found = self.repeated.get(plans)
+        if found is None:
+            if len(self.repeated) >= KEPT:
+                self.repeated.clear()
+            found = self.repeated[plans] = np.repeat(self.threshold, plans, axis=2)
         return found
 
 
@@ -79,7 +91,7 @@ def _leaves(right: Bytes) -> Bytes:
         upper = right[half - 1 : 2 * half - 1]
         to_left, to_right = found[0::2], found[1::2] | np.uint8(bit)
         to_right ^= to_left
-        to_right &= -upper
+        to_right *= upper
         to_right ^= to_left
         found = to_right
     leaf: Bytes = found[0]
@@ -121,6 +133,5 @@ def codes(features: Floats | F32, zero: F32, per_step: F32) -> Bytes:
     x -= zero
     x *= per_step
     np.rint(x, out=x)
-    np.maximum(x, np.float32(0.0), out=x)
-    np.minimum(x, MOST, out=x)
+    np.clip(x, LEAST, MOST, out=x)
     return x.astype(np.uint8)

@@ -8,7 +8,7 @@ from kvferry.models.residual.artifact import Artifact
 from kvferry.models.residual.base import FAST, Model, fast_rows
 from kvferry.models.residual.forest import Forest
 from kvferry.models.residual.network import Network
-from kvferry.policy.candidates import Floats
+from kvferry.policy.candidates import Bools, Floats
 from kvferry.policy.correction import QUANTILES, TARGETS, Correction, Corrector
 from kvferry.policy.features import FEATURES
 
@@ -65,12 +65,13 @@ class Residual:
         within = features >= self.low
         within &= features <= self.high
         all_inside = bool(within.all())
+        inside: Bools = within[0] if all_inside else np.logical_and.reduce(within, axis=0)
         known = features if all_inside else np.clip(features, self.low, self.high)
         medians = self._medians(known)
         return Correction(
             ttft=medians[0],
             itl=medians[1],
-            inside=np.logical_and.reduce(within, axis=0),
+            inside=inside,
             all_inside=all_inside,
             quantiles=lambda rows: self._quantiles(known.take(rows, axis=1), medians.take(rows, axis=1)),
             why_not=lambda row: self._why_not(features[:, row]),

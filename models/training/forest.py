@@ -13,9 +13,9 @@ from kvferry.policy.correction import QUANTILES
 
 Progress = Callable[[float], None]
 # Small, for every decision walks those of two targets for every plan.
-TREES = 32
+TREES = 20
 DEPTH = 3
-LEARNING_RATE = 0.2
+LEARNING_RATE = 0.3
 # Requests above the quantile that a leaf must be able to hold.
 MIN_ABOVE = 5
 MIN_IN_LEAF = 20
