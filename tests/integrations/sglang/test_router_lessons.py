@@ -66,4 +66,4 @@ async def test_nothing_is_kept_of_requests_that_fail_or_leave(
     await eventually(router.idle)
     lessons = router.ferry.fleet.lessons
     await eventually(lambda: lessons.waiting == 0)
-    assert not list(lessons.speeds.overdue(1e12))
+    assert not list(lessons.learner.speeds.overdue(1e12))
