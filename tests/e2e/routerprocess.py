@@ -55,7 +55,7 @@ class Router:
     def records(self) -> list[dict[str, Any]]:
         """The request log: finished requests, in the order in which they ended."""
         lines = [line for file in sorted(self.folder.glob("*.jsonl*")) for line in file.open()]
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in lines if '"kvferry.decision.v1"' in line]
 
     def stop(self) -> None:
         """SIGTERM, and all that it wrote is on disk."""
