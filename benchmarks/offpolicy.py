@@ -1,6 +1,6 @@
 """Off-policy estimates against the truth, which a simulator knows.
 
-    python benchmarks/offpolicy.py [--runs 100] [--jobs 2] [--requests 300] [--rate 0.1] [--first-seed 0]
+    python benchmarks/offpolicy.py [--runs 100] [--jobs 2] [--requests 250] [--rate 0.1] [--first-seed 0]
 
 Each run draws a world and a workload. One policy serves it and logs; from its log alone another is judged;
 then that one serves the same workload in the same world, which is the truth. The load is light: hardly any
@@ -35,18 +35,18 @@ from kvferry.policy.decision import Decision
 from kvferry.policy.request import Request
 from kvferry.policy.worker import Role
 
-COUNTS = ((Role.PREFILL, 2), (Role.DECODE, 2), (Role.COLOCATED, 4))
+COUNTS = ((Role.PREFILL, 1), (Role.DECODE, 1), (Role.COLOCATED, 2))
 ENGINES = tuple(
     EngineSpec(f"{role}{n}", role, "Qwen/Qwen3-32B", "h200", 2)
     for role, count in COUNTS
     for n in range(count)
 )
-CLUSTER = ClusterSpec("2p2d4c", ENGINES, poll_s=2.0)
+CLUSTER = ClusterSpec("1p1d2c", ENGINES, poll_s=2.0)
 # Tight: in which mode a request runs decides whether it meets them.
 SLO = SLORule(0.02, 5e-5, 0.0108)
 TARGET = "length_threshold(1000)"
 # A coin, and kvferry exploring as much as it can.
-LOGGING = ("coin(0.5)", "kvferry(2048,5,0.001,0.3,2)")
+LOGGING = ("coin(0.5)", "kvferry(2048,5,0.001,0.4,2)")
 
 
 @dataclass
@@ -173,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--requests", type=int, default=300, help="about so many in each run")
+    parser.add_argument("--requests", type=int, default=250, help="about so many in each run")
     parser.add_argument("--rate", type=float, default=0.1, help="requests per second")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--logging", nargs="+", default=LOGGING, help="policies that log")

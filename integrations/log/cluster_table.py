@@ -17,9 +17,9 @@ SCHEMA: Literal["kvferry.cluster.v1"] = "kvferry.cluster.v1"
 
 
 class ClusterTable(msgspec.Struct, frozen=True):
-    """`id` is a hash of the rest. `workers` have neither load nor speed, which are in each picture. `paths`:
-    plan key -> place in `links`. `down`: plan keys a breaker held open, with its reason. `columns`: the
-    fields of `State` and their lengths, in the order of a picture's numbers."""
+    """`id` is a hash of the rest. `workers` have neither load nor speed, which are in each picture, nor
+    facts, which decide nothing. `paths`: plan key -> place in `links`. `down`: plan keys a breaker held open,
+    with its reason. `columns`: the fields of `State` and their lengths, in the order of the numbers."""
 
     schema: Literal["kvferry.cluster.v1"] = SCHEMA
     id: str = ""
@@ -38,7 +38,7 @@ class ClusterTable(msgspec.Struct, frozen=True):
             if link is not None
         }
         down = {key: why for key, (code, why) in table.impossible.items() if code is Reason.PATH_DOWN}
-        workers = tuple(replace(worker, load=Load(), speed=Speed()) for worker in table.workers)
+        workers = tuple(replace(worker, load=Load(), speed=Speed(), facts={}) for worker in table.workers)
         found = cls(workers=workers, links=tuple(places), paths=paths, down=down, columns=columns)
         return msgspec.structs.replace(found, id=hashlib.sha256(write_table(found)).hexdigest()[:16])
 

@@ -4,6 +4,7 @@ import random
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kvferry.integrations.log.codec import write_record
 from kvferry.integrations.log.convert import record_of
@@ -12,6 +13,10 @@ from kvferry.policy.costs import Costs, Estimate
 from kvferry.policy.decision import Decision, Reason
 from kvferry.policy.plan import Colocated, Plan, Split
 from kvferry.policy.request import SLO, Request
+
+# A busy machine is no failure.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 P1, P2, D1, C1 = (f"http://127.0.0.1:{port}" for port in (30001, 30003, 30002, 30000))
 

@@ -50,7 +50,7 @@ def same(one: object, other: object) -> None:
             np.testing.assert_array_equal(first, second, err_msg=each.name)
             assert first.dtype == second.dtype
         elif each.name == "workers":
-            bare = [replace(worker, load=Load(), speed=Speed()) for worker in first]
+            bare = [replace(worker, load=Load(), speed=Speed(), facts={}) for worker in first]
             assert bare == list(second)
         elif each.name not in ("state", "candidates", "corrector"):
             assert first == second, each.name
