@@ -84,7 +84,7 @@ def test_every_step_shows_what_the_page_says(shown: dict[str, str]) -> None:
 
     before, after = shown["One decision, before"], shown["One decision, after"]
     assert "split:" in before or "colocated:" in before
-    trained = re.search(r"(m-[0-9a-f]{12}) \((?:network|forest)\)", shown["Train"])
+    trained = re.search(r"(m-[0-9a-f]{12}) \((?:network|forest|structured)\)", shown["Train"])
     assert trained, shown["Train"]
     version = trained.group(1)
     assert version not in before
