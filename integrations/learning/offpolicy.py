@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvferry.integrations.learning.target import Target
-from kvferry.integrations.log.record import DecisionRecord, Outcome, Terms
+from kvferry.integrations.log.record import NEVER_S, DecisionRecord, Outcome, Terms
 from kvferry.integrations.log.replay import NoPictureError, Replay
 from kvferry.integrations.registry.loss import missed
 from kvferry.models.offpolicy.logged import MEASURES, SHOWN, Logged
@@ -32,7 +32,8 @@ class PolicyResult:
 
     def told(self) -> dict[str, Any]:
         """For JSON. `ips`, `snips` and `dr` are of the share of requests that meet their objectives, those of
-        mean TTFT and mean ITL under `ttft_s` and `itl_s`; null where there is no estimate."""
+        mean TTFT and mean ITL under `ttft_s` and `itl_s`; null where there is no estimate (`unmeasured`: why
+        of that measure alone)."""
         verdict = self.verdict
         estimates: dict[str, dict[str, Any] | None] = {
             measure: {name: asdict(found) for name, found in verdict.estimates[measure].items()}
@@ -52,6 +53,7 @@ class PolicyResult:
             "unknown_share": verdict.unknown_share,
             "logged": dict(verdict.logged),
             "refused": verdict.refused or None,
+            "unmeasured": dict(verdict.unmeasured),
             "assumptions": list(ASSUMPTIONS),
             "left_out": dict(self.left_out),
         }
@@ -102,6 +104,8 @@ def _row(record: DecisionRecord, again: Replay, target: Target) -> list[float] |
         return "shadow"
     if outcome is None or outcome.status in ("cancelled", "rejected"):
         return outcome.status if outcome else "no_outcome"
+    if not 0.0 < record.propensity.mode <= 1.0:
+        return "no_chance_of_what_was_done"
     if record.picture is None:
         return "no_picture"
     try:
@@ -126,8 +130,8 @@ def _rival(record: DecisionRecord, *, split: bool) -> Terms | None:
 
 
 def _shown(record: DecisionRecord, terms: Terms | None) -> list[float]:
-    if terms is None:
-        return [math.nan] * len(SHOWN)
+    if terms is None or not max(terms.ttft_s.p50, terms.itl_s.p50) < NEVER_S:
+        return [math.nan] * len(SHOWN)  # as where there is no plan: of what never ends there is no mean
     request = record.request
     ttft_s, itl_s = terms.ttft_s.p50, terms.itl_s.p50
     return [

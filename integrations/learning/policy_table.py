@@ -52,6 +52,8 @@ def policy_lines(result: PolicyResult) -> Iterator[str]:
     if verdict.refused:
         yield from _wrapped(f"NO ESTIMATE of {result.name}: {verdict.refused}")
         return
+    for measure, why in verdict.unmeasured.items():
+        yield from _wrapped(f"no estimate of {_MEASURES[measure][0]}: {why}")
     yield f"it would run {verdict.split_share:.0%} of the requests split"
     for assumption in ASSUMPTIONS:
         yield from _wrapped(f"taken for granted: {assumption}")

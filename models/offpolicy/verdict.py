@@ -9,7 +9,7 @@ from kvferry.models.offpolicy.estimators import dr, effective_sample_size, ips, 
 from kvferry.models.offpolicy.interval import DRAWS, Interval, block_length, interval
 from kvferry.models.offpolicy.logged import MEASURES, Logged
 from kvferry.models.offpolicy.outcome import outcome
-from kvferry.models.offpolicy.overlap import refusal, unknown_share
+from kvferry.models.offpolicy.overlap import refusal, unknown_share, unmeasured
 
 ASSUMPTIONS = (
     "an action is the mode: within it, workers are those that the log's policy chose or would have chosen",
@@ -22,7 +22,8 @@ ASSUMPTIONS = (
 class Verdict:
     """`estimates`: measure -> estimator -> value with its 95% interval; empty when `refused` says why.
     `logged`: measure -> mean of what the log's own policy got. `unknown_share`: of the judged policy's
-    choices, those that had no chance in the log and rest on the outcome model."""
+    choices, those that had no chance in the log and rest on the outcome model. `unmeasured`: measures that
+    have no estimate though the rest has, and why."""
 
     decisions: int
     effective_sample_size: float
@@ -31,6 +32,7 @@ class Verdict:
     logged: Mapping[str, float]
     refused: str = ""
     estimates: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
 
 
 def judge(logged: Logged, *, seed: int = 0, draws: int = DRAWS) -> Verdict:
@@ -38,6 +40,7 @@ def judge(logged: Logged, *, seed: int = 0, draws: int = DRAWS) -> Verdict:
     refused = refusal(logged)
     found: dict[str, dict[str, Interval]] = {}
     own: dict[str, float] = {}
+    without: dict[str, str] = {}
     for measure in MEASURES:
         known = np.isfinite(logged.values[measure])
         if not known.any():
@@ -46,6 +49,9 @@ def judge(logged: Logged, *, seed: int = 0, draws: int = DRAWS) -> Verdict:
         value = rows.values[measure]
         own[measure] = float(value.mean())
         if refused:
+            continue
+        if not known.all() and (why := unmeasured(logged, known)):
+            without[measure] = why
             continue
         model = outcome(rows, value, measure, block_length(len(rows)))
         ratios = {"ips": ips(rows, value), "snips": snips(rows, value), "dr": dr(rows, value, model)}
@@ -58,4 +64,5 @@ def judge(logged: Logged, *, seed: int = 0, draws: int = DRAWS) -> Verdict:
         logged=own,
         refused=refused,
         estimates=found,
+        unmeasured=without,
     )

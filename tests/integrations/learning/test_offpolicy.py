@@ -1,6 +1,7 @@
 """Policies judged on logs of simulated runs, where the truth is known."""
 
 import json
+import math
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +16,7 @@ from kvferry.integrations.learning.model_source import ModelError
 from kvferry.integrations.learning.offpolicy import collect, evaluate_policy
 from kvferry.integrations.learning.target import target_of
 from kvferry.integrations.log.codec import read_record, write_record
-from kvferry.integrations.log.record import Outcome
+from kvferry.integrations.log.record import NEVER_S, Outcome, Propensity, Term
 from kvferry.models.offpolicy.logged import MEASURES
 from kvferry.policy.base import make
 
@@ -104,6 +105,7 @@ def test_records_that_say_nothing_are_counted_by_reason(coin: tuple[list, dict[s
         but(outcome=Outcome(status="cancelled")),
         but(picture=None),
         but(picture=msgspec.structs.replace(records[0].picture, cluster="gone")),
+        *(but(propensity=Propensity(mode=chance)) for chance in (0.0, -0.3, 1.5, math.nan)),
         but(outcome=Outcome(status="failed", error="it died")),
     ]
     logged, left_out = collect([*records[1:], *odd], clusters, target_of(TARGET))
@@ -113,6 +115,7 @@ def test_records_that_say_nothing_are_counted_by_reason(coin: tuple[list, dict[s
         "cancelled": 1,
         "no_picture": 1,
         "picture_unreadable": 1,
+        "no_chance_of_what_was_done": 4,
     }
     assert len(logged) == len(records)
     assert logged.values["slo_attainment"][-1] == 0.0
@@ -123,3 +126,25 @@ def test_records_that_say_nothing_are_counted_by_reason(coin: tuple[list, dict[s
 def test_a_target_that_is_none_is_named(name: str) -> None:
     with pytest.raises(ModelError, match=r"unknown policy|share|store"):
         target_of(name)
+
+
+def test_what_was_predicted_to_never_end_is_no_prediction(coin: tuple[list, dict[str, bytes]]) -> None:
+    records, clusters = coin
+
+    def never(terms: Any) -> Any:
+        return msgspec.structs.replace(terms, ttft_s=Term(NEVER_S, NEVER_S))
+
+    hopeless = [
+        msgspec.structs.replace(
+            record,
+            alternatives=tuple(
+                msgspec.structs.replace(other, terms=never(other.terms)) for other in record.alternatives
+            ),
+        )
+        if place % 40 == 0
+        else record
+        for place, record in enumerate(records)
+    ]
+    told = evaluate_policy(hopeless, clusters, target_of(TARGET)).told()
+    assert 0.0 < told["unknown_share"] < 0.05
+    assert told["ttft_s"]["dr"]["value"] < 100.0

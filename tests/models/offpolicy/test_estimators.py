@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,3 +178,37 @@ def test_values_nobody_knows_are_left_out_of_their_measure_alone() -> None:
     assert verdict.estimates["itl_s"]["snips"].value == pytest.approx(0.01)
     verdict = judge(replace(logged, values={**logged.values, "itl_s": none}))
     assert set(verdict.estimates) == {"slo_attainment", "ttft_s"}
+
+
+@pytest.mark.parametrize(
+    ("known", "why"),
+    [
+        (lambda logged, rng: logged.split, "100% of what ran split, and of 0% of what ran colocated"),
+        (lambda logged, rng: ~logged.split | (rng.random(2000) < 0.7), "not the same requests"),
+        (lambda logged, rng: np.arange(2000) == 3, "of the requests colocated|say no more of it"),
+        (lambda logged, rng: np.arange(2000) < 60, "say no more of it"),
+    ],
+    ids=["of splits alone", "more often of colocated ones", "of one", "of few"],
+)
+def test_a_measure_is_not_estimated_where_what_is_known_of_it_says_too_little(known: Any, why: str) -> None:
+    logged, _ = world(4, 2000)
+    rows = known(logged, np.random.default_rng(0))
+    ttft_s = np.where(rows, logged.values["ttft_s"], np.nan)
+    verdict = judge(replace(logged, values={**logged.values, "ttft_s": ttft_s}))
+    assert not verdict.refused
+    assert set(verdict.estimates) == {"slo_attainment", "itl_s"}
+    assert set(verdict.unmeasured) == {"ttft_s"}
+    assert re.search(why, verdict.unmeasured["ttft_s"])
+
+
+def test_what_is_known_may_hang_on_the_request_though_the_mode_does_as_well() -> None:
+    """Long prompts are mostly split, and mostly streamed: their TTFTs are still those of their own kind."""
+    rng = np.random.default_rng(0)
+    share = np.where(np.arange(4000) % 2 == 0, 0.1, 0.9)
+    logged, truth = world(5, 4000, share=share)
+    known = rng.random(4000) < np.where(share > 0.5, 0.9, 0.3)
+    assert abs(known[logged.split].mean() - known[~logged.split].mean()) > 0.3
+    ttft_s = np.where(known, logged.values["ttft_s"], np.nan)
+    verdict = judge(replace(logged, values={**logged.values, "ttft_s": ttft_s}))
+    assert not verdict.unmeasured
+    assert verdict.estimates["ttft_s"]["dr"].value == pytest.approx(truth, rel=0.05)
