@@ -14,6 +14,7 @@ from kvferry.policy.correction import TARGETS
 from kvferry.policy.features import EPSILON_S, FEATURES
 
 LONGEST_S = 86_400.0
+LATEST_S = 4_102_444_800.0  # 2100: where milliseconds are taken for seconds
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -70,9 +71,11 @@ def _impossible(chunk: Chunk) -> Bools:
         return np.asarray(
             ~np.isfinite(chunk.time_s)
             | (chunk.time_s <= 0.0)
+            | (chunk.time_s >= LATEST_S)
             | (chunk.ttft_s <= 0.0)
             | (chunk.ttft_s > LONGEST_S)
             | (chunk.itl_s < 0.0)
+            | (chunk.itl_s > LONGEST_S)
             | (chunk.e2e_s + EPSILON_S < chunk.ttft_s)
         )
 

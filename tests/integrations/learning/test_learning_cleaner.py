@@ -71,6 +71,8 @@ def test_each_kind_of_useless_record_is_dropped_and_counted_as_such(reason: str)
         ended(GOOD, itl_s=-1.0),
         ended(GOOD, e2e_s=GOOD.outcome.ttft_s / 2),
         ended(GOOD, ttft_s=1e7, e2e_s=2e7),
+        ended(GOOD, itl_s=1e200),
+        replace(GOOD, time=1000.0 * GOOD.time),
     ],
 )
 def test_other_ways_of_being_useless(record: DecisionRecord) -> None:
