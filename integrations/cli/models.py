@@ -116,7 +116,7 @@ def list_versions(redis: Redis = None, namespace: Namespace = "kvferry", as_json
         told = [{"version": name, "role": roles.role_of(name), **_plain(of)} for name, of in versions.items()]
         _print_json({"roles": asdict(roles), "versions": told, "arms": arms})
         return
-    console = Console(highlight=False)
+    console = _console()
     console.print(versions_table(versions, roles))
     if arms:
         console.print(arms_table(arms))
@@ -131,7 +131,7 @@ def show(
     async def work(store: Store) -> tuple[Artifact, Roles]:
         registry = Registry(store)
         name = await registry.named(version)
-        return Artifact.of(*await registry.fetch(name)), await registry.roles()
+        return await registry.artifact(name), await registry.roles()
 
     if version == STRUCTURED:
         raise UsageError(f"{STRUCTURED!r} is the version without a learned model: there is nothing to show")
@@ -139,7 +139,7 @@ def show(
     if as_json:
         _print_json({"role": roles.role_of(artifact.version), **msgspec.to_builtins(artifact.manifest)})
         return
-    console = Console(highlight=False)
+    console = _console()
     console.print(facts_table(artifact.manifest, roles), metrics_table(artifact.manifest), sep="\n")
 
 
@@ -218,7 +218,7 @@ def audit(
     if as_json:
         _print_json({"entries": [asdict(entry) for entry in entries]})
     else:
-        Console(highlight=False).print(audit_table(entries))
+        _console().print(audit_table(entries))
 
 
 def _change(
@@ -249,6 +249,11 @@ def _change(
         _print_json({"version": found, "before": asdict(before), "roles": asdict(done)})
     else:
         print(f"{done.text()} (epoch {done.epoch}; before, {before.text()})")
+
+
+def _console() -> Console:
+    """What stands in the store is no markup: a bot's name may end in [bot]."""
+    return Console(highlight=False, markup=False)
 
 
 def _plain(found: Manifest | ArtifactError) -> dict[str, Any]:

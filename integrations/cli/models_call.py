@@ -75,7 +75,7 @@ async def version_of(registry: Registry, named: Artifact | str, who: str) -> str
         return named.version
     version = await registry.named(named)
     if version != STRUCTURED:
-        Artifact.of(*await registry.fetch(version))
+        await registry.artifact(version)
     return version
 
 

@@ -37,7 +37,7 @@ async def _fetched(name: str, url: str, namespace: str) -> Artifact:
         raise ModelError(str(error), usage=True) from None
     try:
         registry = Registry(store)
-        return Artifact.of(*await registry.fetch(await registry.named(name)))
+        return await registry.artifact(await registry.named(name))
     except StoreError as error:
         raise ModelError(str(error)) from None
     except STORE_FAILURES as error:

@@ -87,6 +87,14 @@ class Registry:
             )
         return manifest, weights
 
+    async def artifact(self, version: str) -> Artifact:
+        """That version, verified. Raises UnknownVersionError, and ArtifactError also where another model lies
+        in its place."""
+        found = Artifact.of(*await self.fetch(version))
+        if found.version != version:
+            raise ArtifactError(f"the store has {found.version} in place of {version}")
+        return found
+
     async def roles(self) -> Roles:
         """As they are now."""
         return Roles.of(await self._store.client.hgetall(self._keys.model_roles))

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvferry.integrations.learning.model_source import ModelError, load_model
 from kvferry.integrations.redis.connection import Store
+from kvferry.integrations.redis.embedded import EmbeddedValkey
 from kvferry.integrations.registry.store import Registry
 
 Call = Callable[..., tuple[int, str, str]]
@@ -119,6 +121,32 @@ async def test_what_was_damaged_in_the_store_is_not_promoted(
     assert (code, out) == (1, "")
     assert "changed or cut short" in err
     assert (await registry.roles()).epoch == 0
+
+
+async def test_a_model_under_another_one_s_name_is_none(
+    registry: Registry, store: Store, artifact: Any, call: Call, valkey: EmbeddedValkey
+) -> None:
+    """Both halves are sound and belong together: only the name is not theirs."""
+    made, named = artifact(1), "m-ffffffffffff"
+    await registry.add(made, "ann")
+    await store.client.hset(store.keys.model_versions, named, made.manifest_json)
+    await store.client.set(store.keys.model_weights(named), made.weights)
+    for command in ("show", "shadow", "canary", "promote"):
+        code, out, err = await asyncio.to_thread(call, command, named)
+        assert (code, out) == (1, "")
+        assert f"the store has {made.version} in place of {named}" in err
+        assert err.count("\n") == 1
+    with pytest.raises(ModelError, match="in place of"):
+        await asyncio.to_thread(load_model, named, valkey.url, "kvferry")
+    assert (await registry.roles()).epoch == 0
+
+
+def test_names_are_shown_as_they_are(call: Call, folder: Any) -> None:
+    said(call, "promote", folder(1), "--who", "deploy[bot] [/b]")
+    code, out, err = call("audit")
+    assert (code, err) == (0, "")
+    assert "deploy[bot]" in out
+    assert "[/b]" in out
 
 
 def test_mistakes_are_told_in_one_line(
