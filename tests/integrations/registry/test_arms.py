@@ -129,6 +129,15 @@ def test_a_canary_is_judged_by_live_and_by_the_safe_rule() -> None:
     assert judge(CANARY, [part] * 8) is not None
 
 
+def test_a_canary_that_is_no_worse_than_a_bad_live_version_still_answers_to_the_safe_rule() -> None:
+    poor = {"canary": (200, 100), "live": (700, 350)}
+    found = judge(CANARY, [counts(SHARES, **poor, safe=(100, 5))])
+    assert found is not None
+    assert found.version == "m-2"
+    assert "the safe rule" in found.reason
+    assert judge(CANARY, [counts(SHARES, **poor, safe=(100, 50))]) is None
+
+
 def test_live_is_judged_by_the_safe_rule_alone() -> None:
     live = Roles().promoted("m-1")
     shares = {"safe": 0.1, "live": 0.9}

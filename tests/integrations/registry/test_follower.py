@@ -10,11 +10,14 @@ from prometheus_client import CollectorRegistry
 from kvferry.integrations.redis.connection import Store, open_store
 from kvferry.integrations.redis.embedded import EmbeddedValkey
 from kvferry.integrations.redis.health import Health
-from kvferry.integrations.registry.arms import Arms
+from kvferry.integrations.registry.arms import Arms, Running
+from kvferry.integrations.registry.counts import ArmCounts
+from kvferry.integrations.registry.judge import Verdict
 from kvferry.integrations.registry.metrics import ModelMetrics
 from kvferry.integrations.registry.roles import Roles
 from kvferry.integrations.registry.running import Models
 from kvferry.integrations.registry.store import Registry
+from kvferry.integrations.registry.watchdog import Watchdog
 
 
 class Router:
@@ -222,6 +225,24 @@ async def test_routers_find_a_regression_in_their_sums_and_one_of_them_rolls_it_
     assert entry.reason.startswith(f"automatic: live {artifact(2).version} misses its objectives")
     done = [one.metric("kvferry_model_rollbacks_total", cause="regression") for one in routers]
     assert sorted(done) == [0.0, 0.0, 1.0]
+
+
+async def test_a_verdict_on_roles_that_somebody_has_changed_meanwhile_is_dropped(
+    store: Store, registry: Registry, artifact: Any
+) -> None:
+    """What was promoted anew answers for what it does from then on."""
+    one, other = artifact(1), artifact(2)
+    await put(registry, one, other)
+    arms, health, metrics = Arms(0.1), Health("test"), ModelMetrics(CollectorRegistry())
+    arms.run(Running(await promote(registry, one)))
+    watchdog = Watchdog(registry, ArmCounts(store, "r#1"), arms, health, metrics, router="r")
+    await promote(registry, other)
+    again = await promote(registry, one)
+    await watchdog._roll_back(Verdict(one.version, "as it was"), "regression")
+    assert await registry.roles() == again
+    # nor does it matter what roles are when a version cannot decide at all
+    await watchdog._roll_back(Verdict(one.version, "it fails"), "faults")
+    assert (await registry.roles()).live == other.version
 
 
 async def test_a_version_that_fails_again_and_again_is_rolled_back(
