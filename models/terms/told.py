@@ -77,7 +77,8 @@ def decode(
     """Evidence by the term's name, and moves. ValueError where `told` is not what `encode` makes.
 
     `sizes`: inputs of each term; terms that are not in it are passed over. A clock that is ahead of `now_s`
-    is put right: what was told last would outweigh all else. One that is behind makes evidence look older.
+    is put right: what was told last would outweigh all else; what still lies ahead then, of a clock that was
+    set back, is of now. One that is behind makes evidence look older.
     """
     if len(told) > MOST_BYTES:
         raise ValueError(f"{len(told)} bytes of evidence: {MOST_BYTES} at most")
@@ -86,14 +87,14 @@ def decode(
         raise ValueError(f"evidence in {found.schema[:40]!r}, not in {SCHEMA}")
     ahead_s = max(0.0, found.told_s - now_s)
     pools = {
-        name: {one.key: _evidence(one, size, ahead_s) for one in found.pools.get(name, ())}
+        name: {one.key: _evidence(one, size, ahead_s, now_s) for one in found.pools.get(name, ())}
         for name, size in sizes.items()
     }
     moves = [
         Took(
             Path(one.src_host, one.dst_host, one.transport),
             Wire(one.bytes_s, one.posting_s, one.relation),
-            *(one.took_s, one.noise_s, one.time_s - ahead_s),
+            *(one.took_s, one.noise_s, min(one.time_s - ahead_s, now_s)),
         )
         for one in found.moves
     ]
@@ -102,13 +103,13 @@ def decode(
     return pools, moves
 
 
-def _evidence(one: ToldMember, size: int, ahead_s: float) -> Member:
+def _evidence(one: ToldMember, size: int, ahead_s: float, now_s: float) -> Member:
     if not one.key or any(len(part) > MOST_TEXT for part in one.key):
         raise ValueError("a name is empty or too long")
     if not math.isfinite(one.changed_s):
         raise ValueError("a time is not finite")
-    changed_s = one.changed_s - ahead_s if one.changed_s else 0.0
-    return Member(Sums.checked(size, one.values, one.time_s - ahead_s), changed_s)
+    changed_s = min(one.changed_s - ahead_s, now_s) if one.changed_s else 0.0
+    return Member(Sums.checked(size, one.values, min(one.time_s - ahead_s, now_s)), changed_s)
 
 
 def _member(key: Key, member: Member) -> ToldMember:

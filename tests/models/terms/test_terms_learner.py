@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kvferry.models.evidence import Evidence
 from kvferry.models.terms.learner import Learner, Move
 from kvferry.models.terms.told import MOST_BYTES
+from kvferry.models.terms.transfer import key_of
 from kvferry.models.terms.way import Way
 from kvferry.policy.kvshape import KVShape
 from kvferry.policy.link import Link
@@ -118,6 +119,30 @@ def test_a_router_whose_clock_is_off_harms_nobody(ahead_s: float) -> None:
         clock.now_s += 6.0
         assert cost(one) == pytest.approx(factor, rel=tolerance)
         assert cost(other) == pytest.approx(factor, rel=tolerance)
+
+
+def test_evidence_of_a_clock_that_was_set_back_later_harms_nobody() -> None:
+    """Its router's word on the time is right by now, and its samples still lie a day ahead."""
+    clock = Clock()
+    one, other = Learner(clock), Learner(lambda: clock.now_s + 86_400.0)
+    taught(one, clock, 30)
+    taught(other, clock, 30, 5.0)
+    other.transfers.pool.changed(key_of(LINK, "direct"), clock.now_s + 86_400.0)
+    told = json.loads(other.snapshot())
+    told["told_s"] = clock.now_s
+    for learner in (one, later := Learner(clock)):
+        learner.hear("other", json.dumps(told).encode())
+        learner.weigh("other", 0.0)
+        taught(learner, clock, 30, 2.0, seed=3)
+        clock.now_s += 6.0
+        assert cost(learner) == pytest.approx(2.0, rel=0.15)
+        ahead = [each.changed_s for each in learner.transfers.pool.members.own.values()]
+        assert max(ahead) <= clock.now_s
+    # and what it takes back after a restart does not outweigh what it sees then
+    later.restore(json.dumps(told).encode())
+    taught(later, clock, 60, 2.0, seed=4)
+    clock.now_s += 6.0
+    assert cost(later) == pytest.approx(2.0, rel=0.2)
 
 
 def test_what_was_known_before_a_restart_is_known_after_it() -> None:
