@@ -6,7 +6,7 @@ import numpy as np
 
 from kvferry.policy.candidates import Floats
 from kvferry.policy.cluster import Cluster
-from kvferry.policy.predict import TRANSFER, Prediction
+from kvferry.policy.predict import ADMISSION, ITL, QUEUE, TRANSFER, Prediction
 from kvferry.policy.request import Request
 from kvferry.policy.standing import Standing
 
@@ -16,10 +16,10 @@ MAX_AGE_S = 60.0
 MAX_KV_USE = 4.0
 
 # Logarithms but for shares, counts and ages. `log_*_s` are structured predictions, online corrections
-# included; pre and dec: of the worker that prefills, and of the one that decodes.
+# included (log_admission_s: half a step too, as in `Costs`); pre and dec: of the worker that prefills, and of
+# the one that decodes.
 OF_REQUEST = ("log_prompt_tokens", "log_expected_output_tokens", "sequences")
 OF_PREFILL = (
-    "log_queue_s",
     "log_prefill_s",
     "log_new_tokens",
     "held_share",
@@ -30,7 +30,7 @@ OF_PREFILL = (
 )
 OF_DECODE = (
     "log_itl_s",
-    "log_admission_s",
+    "log_dec_queue_s",
     "dec_running",
     "dec_prefill_share",
     "dec_kv_use",
@@ -41,7 +41,9 @@ OF_PLAN = (
     "moves",
     "log_slowness",
     "log_ttft_s",
+    "log_queue_s",
     "log_transfer_s",
+    "log_admission_s",
     "log_moved_bytes",
     "log_descriptors",
 )
@@ -68,9 +70,13 @@ def features(request: Request, cluster: Cluster, prediction: Prediction) -> Floa
     state.moves.take(table.link_index, out=of_plan[1], mode="clip")
     state.link_slowness.take(table.link_index, out=of_plan[2], mode="clip")
     np.add(prediction.structured_ttft_s, EPSILON_S, out=of_plan[3])
-    np.add(prediction.terms[TRANSFER], EPSILON_S, out=of_plan[4])
-    np.add(prediction.moved_bytes, 1.0, out=of_plan[5])
-    np.add(prediction.descriptors, 1.0, out=of_plan[6])
+    np.add(prediction.terms[QUEUE], EPSILON_S, out=of_plan[4])
+    np.add(prediction.terms[TRANSFER], EPSILON_S, out=of_plan[5])
+    np.multiply(prediction.terms[ITL], 0.5, out=of_plan[6])
+    of_plan[6] += prediction.terms[ADMISSION]
+    of_plan[6] += EPSILON_S
+    np.add(prediction.moved_bytes, 1.0, out=of_plan[7])
+    np.add(prediction.descriptors, 1.0, out=of_plan[8])
     np.log(of_plan[2:], out=of_plan[2:])
     of_plan[1:3] *= of_plan[0]
     return out
@@ -80,23 +86,22 @@ def _of_workers(request: Request, cluster: Cluster, worker: Standing) -> tuple[F
     """OF_PREFILL and OF_DECODE, one column per worker."""
     state = cluster.state
     of_prefill = np.empty((len(OF_PREFILL), len(worker.chunks)))
-    np.add(worker.waits_s[0], EPSILON_S, out=of_prefill[0])
-    np.add(worker.prefill_s, EPSILON_S, out=of_prefill[1])
-    np.add(worker.new_tokens, 1.0, out=of_prefill[2])
-    np.log(of_prefill[:3], out=of_prefill[:3])
-    np.multiply(worker.new_tokens, -1.0 / max(1, request.prompt_tokens), out=of_prefill[3])
-    of_prefill[3] += 1.0
-    of_prefill[4] = worker.chunks
-    of_prefill[5] = worker.running
-    of_prefill[6] = state.arrivals_per_s
-    ages = of_prefill[7]
+    np.add(worker.prefill_s, EPSILON_S, out=of_prefill[0])
+    np.add(worker.new_tokens, 1.0, out=of_prefill[1])
+    np.log(of_prefill[:2], out=of_prefill[:2])
+    np.multiply(worker.new_tokens, -1.0 / max(1, request.prompt_tokens), out=of_prefill[2])
+    of_prefill[2] += 1.0
+    of_prefill[3] = worker.chunks
+    of_prefill[4] = worker.running
+    of_prefill[5] = state.arrivals_per_s
+    ages = of_prefill[6]
     np.subtract(cluster.time_s, state.load_time_s, out=ages)
     np.maximum(ages, 0.0, out=ages)
     np.minimum(ages, MAX_AGE_S, out=ages)
 
     of_decode = np.empty((len(OF_DECODE), len(worker.chunks)))
     np.add(worker.itls_s[2], EPSILON_S, out=of_decode[0])
-    np.add(worker.admission_s, EPSILON_S, out=of_decode[1])
+    np.add(worker.waits_s[0], EPSILON_S, out=of_decode[1])
     np.log(of_decode[:2], out=of_decode[:2])
     of_decode[2] = worker.running
     of_decode[3] = state.prefill_share

@@ -83,7 +83,6 @@ def _impossible(chunk: Chunk) -> Bools:
 def _structured(chunk: Chunk) -> Floats:
     """[N, 7]: structured medians, out of the features, which no learned model has touched.
 
-    Admission is that of `Costs`: half a step until the next one starts is in it, in the feature it is not.
     Repack has no feature: it is what was predicted, where no learned model corrected that.
     """
     shown = dict(zip(FEATURES, chunk.features.T.astype(np.float64), strict=True))
@@ -92,7 +91,6 @@ def _structured(chunk: Chunk) -> Floats:
         for name in TARGETS
         if name != "repack"
     }
-    seconds["admission"] = seconds["admission"] + 0.5 * seconds["itl"]
     said = chunk.predicted_s[:, 0, TARGETS.index("repack")]
     seconds["repack"] = np.where(chunk.corrected | ~(said < NEVER_S), np.nan, said)
     return np.column_stack([seconds[name] for name in TARGETS])

@@ -111,10 +111,11 @@ class Stages(msgspec.Struct, frozen=True):
     the scheduler's last token until the router has passed the answer on; null where they share none.
     bootstrap: until the pair has shaken hands and the decode worker has told its pages, less `alloc_s`, the
     part of it in which that worker had no KV room.
-    queue: until the prefill starts. prefill: to the prompt's end. transfer: from there until the decode
-    worker has the KV; what travelled before is hidden in the prefill. repack: changing the layout, where
-    that is no part of the transfer. decode_queue: until decoding starts, and again after every retraction.
-    decode: to the last token.
+    queue: until the prefill starts. prefill: to the prompt's end. transfer: from there until the last call
+    into the transport is done or, where nobody tells that, until the decode worker has seen the KV; what
+    travelled before is hidden in the prefill. repack: changing the layout, where that is no part of the
+    transfer. decode_queue: until decoding starts, which includes noticing that the KV is there, and again
+    after every retraction. decode: to the last token.
     Without the plugin in a worker these are what its answer tells: queue, prefill, and as transfer all that
     came after the prefill on the prefill worker.
     """

@@ -54,7 +54,11 @@ def split_stages(
         if prefill is not None and one_clock:
             computed_s, there_s = _mark(prefill, "prefill_s"), _mark(decode, "transfer_s")
             if computed_s is not None and there_s is not None:
-                stages["transfer_s"] = max(0.0, there_s - computed_s)
+                # its scheduler notices between two steps, or after a prompt of its own: that is its queue
+                seen_s = max(0.0, there_s - computed_s)
+                moved_s = _moved_s(prefill, computed_s)
+                stages["transfer_s"] = seen_s if moved_s is None else min(moved_s, seen_s)
+                stages["decode_queue_s"] = _sum(stages["decode_queue_s"], seen_s - stages["transfer_s"])
     return _rounded(**stages)
 
 
@@ -96,9 +100,16 @@ def _alloc_inside(prefill: wire.RequestRecord, decode: wire.RequestRecord, one_c
 def _acknowledged_s(prefill: wire.RequestRecord) -> float | None:
     """From the prompt's end to that of the last call into the transport. Without that mark, to when the
     scheduler noticed, which is later while it is busy with other prompts."""
-    computed_s, calls = _mark(prefill, "prefill_s"), prefill.transfer
-    if computed_s is None or calls is None or calls.done_s is None:
-        return prefill.stages.transfer_s
+    computed_s = _mark(prefill, "prefill_s")
+    moved_s = None if computed_s is None else _moved_s(prefill, computed_s)
+    return prefill.stages.transfer_s if moved_s is None else moved_s
+
+
+def _moved_s(prefill: wire.RequestRecord, computed_s: float) -> float | None:
+    """From the prompt's end until the last call into the transport was done, where the plugin tells that."""
+    calls = prefill.transfer
+    if calls is None or calls.done_s is None:
+        return None
     return max(0.0, prefill.received_s + calls.done_s - computed_s)
 
 

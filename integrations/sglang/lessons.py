@@ -1,5 +1,6 @@
 """What the router learns from requests that ended, and hands to the next decisions."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from kvferry.models.terms.hidden import NOISE_S
 from kvferry.models.terms.learner import Learner, Move
 from kvferry.models.terms.way import Way
 from kvferry.policy.costs import Costs
+from kvferry.policy.features import EPSILON_S, FEATURE_SET, FEATURES
 from kvferry.policy.worker import Speed, Worker
 
 # Without a measured move, what a first token waited beyond the other predicted terms is taken for it: those
@@ -89,6 +91,7 @@ class Lessons:
             ttft_s=(_known(record.structured_ttft_s, terms.ttft_s), terms.ttft_s.p90, outcome.ttft_s),
             itl_s=(_known(record.structured_itl_s, terms.itl_s), terms.itl_s.p90, outcome.itl_s),
             transfer_s=(terms.transfer_s.p90, outcome.stages.transfer_s if split else None),
+            queue_s=(_structured_queue_s(record), _waited_s(outcome)),
             included=note.bias,
         )
         self._prefilled(record, outcome)
@@ -142,6 +145,21 @@ def _known(structured_s: float, term: Term) -> float | None:
     """Of records of before there were models, the prediction itself."""
     predicted_s = structured_s or term.p50
     return predicted_s if 0.0 < predicted_s < NEVER_S else None
+
+
+def _structured_queue_s(record: DecisionRecord) -> float | None:
+    """As it was predicted before a learned model, if there was one, corrected it."""
+    if record.feature_set != FEATURE_SET or len(record.features) != len(FEATURES):
+        return None
+    return max(0.0, math.exp(record.features[FEATURES.index("log_queue_s")]) - EPSILON_S)
+
+
+def _waited_s(outcome: Outcome) -> float | None:
+    """Until the prefill started, where the workers tell."""
+    stages = outcome.stages
+    if stages.queue_s is None:
+        return None
+    return (stages.ingress_s or 0.0) + (stages.bootstrap_s or 0.0) + stages.queue_s
 
 
 def _first(*values: float | None) -> float:

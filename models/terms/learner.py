@@ -9,6 +9,7 @@ import numpy as np
 from kvferry.models.calibration import Bias, Calibration
 from kvferry.models.link_speed import LinkSpeeds
 from kvferry.models.terms.hidden import NOISE_S, nearest_s, waited_for
+from kvferry.models.terms.overhead import Overheads
 from kvferry.models.terms.pool import Pool
 from kvferry.models.terms.prefill import Prefills
 from kvferry.models.terms.repack import Repacks
@@ -65,6 +66,7 @@ class Learner:
     _restored: int = 0
     _calibrations: dict[str, Calibration] = field(default_factory=dict)
     _spreads: dict[str, Spreads] = field(default_factory=dict)
+    _overheads: dict[str, Overheads] = field(default_factory=dict)
     _known: "_Links | None" = None
     _flying: dict[str, tuple[Way, str, float, float]] = field(default_factory=dict)
 
@@ -80,6 +82,7 @@ class Learner:
             "ttft_wide": np.array(spreads.ttft_wide),
             "itl_wide": np.array(spreads.itl_wide),
             "transfer_wide": np.array([spreads.transfer.wide]),
+            "queue_base_s": np.array(self.overheads(model).base_s),
         }
         if not links:
             return state
@@ -115,6 +118,9 @@ class Learner:
 
     def spreads(self, model: str) -> Spreads:
         return self._spreads.setdefault(model, Spreads())
+
+    def overheads(self, model: str) -> Overheads:
+        return self._overheads.setdefault(model, Overheads())
 
     # What requests teach
 
@@ -182,15 +188,18 @@ class Learner:
         ttft_s: tuple[float | None, float | None, float | None],
         itl_s: tuple[float | None, float | None, float | None],
         transfer_s: tuple[float | None, float | None] = (None, None),
+        queue_s: tuple[float | None, float | None] = (None, None),
         included: Bias | None = None,
     ) -> None:
         """A request ran as it was predicted: (structured median, 90th percentile, actual) of its times, and
-        (90th percentile, actual) of what was seen of its move. `included`: see `Calibration`."""
+        (90th percentile, actual) of what was seen of its move, (structured, actual) of its wait.
+        `included`: see `Calibration`."""
         self.calibration(model).observe(split, ttft_s[0], ttft_s[2], itl_s[0], itl_s[2], included=included)
         spreads = self.spreads(model)
         spreads.ttft[split].observe(ttft_s[2], ttft_s[1])
         spreads.itl[split].observe(itl_s[2], itl_s[1])
         spreads.transfer.observe(transfer_s[1], transfer_s[0])
+        self.overheads(model).by_mode[split].observe(*queue_s)
 
     # What routers tell each other (models.evidence.Evidence)
 

@@ -113,22 +113,26 @@ def terms(request: Request, cluster: Cluster, plan: Plan) -> dict[str, float]:
         descriptors = relation.descriptors_per_token * tokens
         if link.merges_runs and relation.kind is RelationKind.DIRECT:
             descriptors = relation.descriptors_per_token * page * math.ceil(pre.new / src.speed.chunk_tokens)
-        crowd = (1 + state.moves[table.link_index[row]]) * state.link_slowness[table.link_index[row]]
-        posting = link.gamma_s_per_descriptor * descriptors
+        at = table.link_index[row]
+        crowd = (1 + state.moves[at]) * state.link_slowness[at]
+        posting = link.gamma_s_per_descriptor * descriptors * state.link_descriptor_factor[at]
+        latency = max(0.0, link.alpha_s + link.handoff_s + state.link_offset_s[at])
         meeting = link.first_contact_s + link.registration_s_per_byte * moved
         low = min(link.beta_low_bytes_per_s, link.beta_bytes_per_s)
-        wire = (moved / link.beta_bytes_per_s + posting) * crowd
-        slow_wire = (moved / low + posting) * crowd
-        transfer = link.alpha_s + visible(wire, pre) + meeting
-        slow = 3 * link.alpha_s + visible(slow_wire, pre) + meeting
+        wire = (moved / link.beta_bytes_per_s * state.link_byte_factor[at] + posting) * crowd
+        slow_wire = (moved / low * state.link_byte_factor[at] + posting) * crowd
+        transfer = latency + visible(wire, pre) + meeting
+        slow = 3 * latency + visible(slow_wire, pre) + meeting
         if relation.kind is RelationKind.STAGED:
             repack = 2 * moved / 100e9
     itl = dec.grown
     biased = math.exp(state.ttft_bias[int(split)])
-    ttft = pre.wait + pre.prefill + transfer + repack + dec.admission + itl / 2
-    cautious_ttft = (
-        pre.wait * (1 + 1.2816 * pre.spread) + pre.prefill + slow + 2 * repack + 2 * dec.admission + itl / 2
-    )
+    queue = pre.wait + state.queue_base_s[int(split)]
+    notice = 0.0
+    if split and dec.worker.can_colocate and dec.worker.healthy and not dec.worker.mixes_chunks:
+        notice = max(0.0, dec.wait - (queue + pre.prefill + transfer + repack))
+    ttft = queue + pre.prefill + transfer + repack + dec.admission + notice + itl / 2
+    cautious_ttft = ttft + 1.2816 * pre.spread * pre.wait + slow - transfer + repack + dec.admission
     ttft, cautious_ttft = biased * ttft, biased * cautious_ttft
     slo = request.slo
     shared = g(dec.grown, slo.itl_s, 0.07, 1.0)
@@ -137,10 +141,10 @@ def terms(request: Request, cluster: Cluster, plan: Plan) -> dict[str, float]:
     shared += pre.behind * (g(pre.wait + pre.prefill, slo.ttft_s, 0.2) - g(pre.wait, slo.ttft_s, 0.2))
     return {
         "prefill": pre.prefill,
-        "queue": pre.wait,
+        "queue": queue,
         "transfer": transfer,
         "repack": repack,
-        "admission": dec.admission,
+        "admission": dec.admission + notice,
         "itl": itl,
         "ttft": ttft,
         "cautious_ttft": cautious_ttft,

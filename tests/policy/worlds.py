@@ -179,5 +179,9 @@ def clusters(draw: st.DrawFn, same_layout: bool = False) -> Cluster:
         link_slowness=1.0 + column(9, len(state.moves)),
         ttft_bias=column(1.1, 2) - column(0.7, 2),
         itl_bias=column(1.1, 2) - column(0.7, 2),
+        queue_base_s=column(0.1, 2),
+        link_offset_s=column(0.02, len(state.moves)) - column(0.01, len(state.moves)),
+        link_byte_factor=0.2 + column(5, len(state.moves)),
+        link_descriptor_factor=0.2 + column(5, len(state.moves)),
     )
     return Cluster(table, state, time_s=draw(st.floats(0, 30)))

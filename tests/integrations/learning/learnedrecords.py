@@ -25,15 +25,15 @@ def decided(n: int, **changed: Any) -> DecisionRecord:
         "queue": 0.004,
         "prefill": 0.01 + tokens / 20_000,
         "transfer": (0.001 + moved / 10e9) * split,
-        "admission": 0.0,
         "itl": 0.01 + tokens * 1e-7,
     }
     said["ttft"] = sum(said.values()) - said["itl"] / 2
+    said["admission"] = said["itl"] / 2
     noise = {name: math.exp(rng.gauss(0.0, 0.05)) for name in said}
     queue_s = (0.004 + 0.003 * arrivals) * noise["queue"]
     prefill_s = 1.5 * said["prefill"] * noise["prefill"]
     transfer_s = 1.5 * said["transfer"] * noise["transfer"]
-    waited_s = said["itl"] / 2 * noise["admission"]
+    waited_s = said["admission"] * noise["admission"]
     total_s = queue_s + prefill_s + (transfer_s + waited_s) * split
     itl_s = said["itl"] * 1.2 * noise["itl"]
     stages = Stages(
@@ -54,10 +54,7 @@ def decided(n: int, **changed: Any) -> DecisionRecord:
         "split": float(split),
         "sequences": 1.0,
     }
-    terms = {
-        f"{name}_s": Term(seconds, 1.3 * seconds)
-        for name, seconds in {**said, "admission": said["admission"] + said["itl"] / 2}.items()
-    }
+    terms = {f"{name}_s": Term(seconds, 1.3 * seconds) for name, seconds in said.items()}
     record = DecisionRecord(
         id=f"{n:024x}",
         time=START_S + n,

@@ -57,7 +57,10 @@ def test_the_prefill_worker_alone_knows_when_its_last_call_was_done(
     for decode in (None, DECODE):
         found = split_stages(moved, decode, one_clock=False)
         assert found.transfer_s == pytest.approx(transfer_s)
-    assert split_stages(moved, DECODE, one_clock=True).transfer_s == pytest.approx(0.3)
+    here = split_stages(moved, DECODE, one_clock=True)
+    assert here.transfer_s == pytest.approx(0.3 if done_s is None else transfer_s)
+    assert here.decode_queue_s == pytest.approx(0.4 - here.transfer_s), "until the decode worker noticed"
+    assert total(here) == pytest.approx(DECODE.ended_s - PREFILL.received_s)
 
 
 def test_kv_room_that_was_found_before_the_prefill_worker_asked_cost_nothing() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvferry.models.residual.artifact import MANIFEST_FILE, WEIGHTS_FILE, Artifact, ArtifactError
 from kvferry.models.residual.tensors import MAX_WEIGHT_BYTES
+from kvferry.policy.features import FEATURES
 
 KINDS = ["structured", "network", "forest"]
 GOOD = artifact("forest")
@@ -136,13 +137,13 @@ def test_a_foreign_manifest_is_refused(data: bytes, says: str) -> None:
         ({"features": ("a",)}, "features"),
         ({"kind": "linear"}, "linear"),
         ({"low": (0.0,)}, "range"),
-        ({"high": tuple([-60.0] * 24)}, "ends before it begins"),
+        ({"high": tuple([-60.0] * len(FEATURES))}, "ends before it begins"),
         ({"targets": ("ttft", "ttft")}, "targets"),
         ({"targets": ()}, "0 targets"),
         ({"calibration": {"e2e": ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))}}, "targets"),
         ({"schema": "kvferry.model.v7"}, "update kvferry"),
-        ({"high": tuple([1e13] * 24)}, "beyond"),
-        ({"high": tuple([float("inf")] * 24)}, "manifest"),
+        ({"high": tuple([1e13] * len(FEATURES))}, "beyond"),
+        ({"high": tuple([float("inf")] * len(FEATURES))}, "manifest"),
     ],
 )
 def test_a_well_hashed_manifest_that_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
@@ -168,7 +169,7 @@ def test_tensors_of_other_shapes_types_or_values_are_refused(kind: str) -> None:
 def test_trees_that_point_outside_are_refused() -> None:
     good = tensors("forest")
     for name, bad in (
-        ("feature", np.full_like(good["feature"], 24)),
+        ("feature", np.full_like(good["feature"], len(FEATURES))),
         ("trees", good["trees"] + 1),
         ("trees", np.concatenate([[-3, 9], good["trees"][2:]]).astype(np.int32)),
         ("step", -good["step"]),

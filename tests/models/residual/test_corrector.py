@@ -176,8 +176,9 @@ sys.path.insert(0, sys.argv[1])
 import numpy as np
 from artifacts import artifact
 from kvferry.models.residual.load import corrector
+from kvferry.policy.features import FEATURES
 for kind in ("structured", "network", "forest"):
-    found = corrector(artifact(kind)).correct(np.zeros((24, 5)))
+    found = corrector(artifact(kind)).correct(np.zeros((len(FEATURES), 5)))
     assert found.quantiles([0]).shape == (7, 3, 1)
 print("ok")
 """
