@@ -57,8 +57,9 @@ def split_stages(
                 # its scheduler notices between two steps, or after a prompt of its own: that is its queue
                 seen_s = max(0.0, there_s - computed_s)
                 moved_s = _moved_s(prefill, computed_s)
-                stages["transfer_s"] = seen_s if moved_s is None else min(moved_s, seen_s)
-                stages["decode_queue_s"] = _sum(stages["decode_queue_s"], seen_s - stages["transfer_s"])
+                moved_s = seen_s if moved_s is None else min(moved_s, seen_s)
+                stages["transfer_s"] = moved_s
+                stages["decode_queue_s"] = _sum(stages["decode_queue_s"], seen_s - moved_s)
     return _rounded(**stages)
 
 
