@@ -1,6 +1,7 @@
 """What is fitted beats no correction where there is something to learn, and is none where there is not."""
 
 import builtins
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,21 @@ def test_the_same_rows_and_seed_give_the_same_version() -> None:
     first, shuffled = fit(rows, seed=3), rows.take(np.random.default_rng(0).permutation(400))
     assert fit(shuffled, seed=3).version == first.version
     assert fit(rows, seed=4).version != first.version
+
+
+def test_what_it_is_judged_by_is_later_than_all_that_it_says_it_saw_and_taught_it_nothing() -> None:
+    rows = made(400)
+    test = slice(340, None)
+    other = replace(rows, actual_s=rows.actual_s.copy(), features=rows.features.copy())
+    other.actual_s[test] *= 7.0
+    other.features[test] += 1.0
+    first, second = fit(rows), fit(other)
+    assert first.manifest.rows["test"] == len(rows.time_s[test])
+    assert first.manifest.window_from_s == rows.time_s[0]
+    assert first.manifest.window_to_s == rows.time_s[339]  # those that it was calibrated on included
+    assert (first.weights, first.manifest.calibration) == (second.weights, second.manifest.calibration)
+    assert (first.manifest.low, first.manifest.high) == (second.manifest.low, second.manifest.high)
+    assert first.manifest.metrics != second.manifest.metrics
 
 
 def test_corrects_nothing_where_nothing_is_off() -> None:
