@@ -79,6 +79,15 @@ def test_other_ways_of_being_useless(record: DecisionRecord) -> None:
     assert len(clean(record)[0]) == 0
 
 
+def test_a_request_is_one_however_its_copies_stand_among_others_of_the_same_moment() -> None:
+    moment = [replace(decided(n), time=GOOD.time) for n in range(4)]
+    rows, tally = clean(*moment, *reversed(moment), *moment)
+    assert len(rows) == len(set(rows.key.tolist())) == 4
+    assert tally.dropped["duplicate"] == 8
+    again, _ = clean(*reversed(moment))
+    np.testing.assert_array_equal(rows.key, again.key)
+
+
 def test_a_record_is_counted_for_one_reason_only() -> None:
     _, tally = clean(replace(BAD["failed"], mode="shadow", features=()))
     assert tally.dropped.total() == 1

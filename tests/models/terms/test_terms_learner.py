@@ -106,6 +106,20 @@ def test_what_another_router_saw_change_is_no_longer_believed_here() -> None:
     assert cost(other) < 2.0
 
 
+def test_of_two_other_routers_the_one_that_saw_a_link_change_is_believed() -> None:
+    clock = Clock()
+    slow, fast, third = (Learner(clock) for _ in range(3))
+    taught(slow, clock, 60, 10.0)
+    taught(fast, clock, 40, 10.0)
+    fast.transfers.pool.changed(key_of(LINK, "direct"), clock.now_s)
+    taught(fast, clock, 8, 1.0, seed=2)
+    for name, told in (("slow", slow), ("fast", fast)):
+        third.hear(name, told.snapshot())
+    clock.now_s += 6.0
+    (factor,) = third.state("m", (LINK,), ("direct",))["link_byte_factor"]
+    assert factor == pytest.approx(1.0, rel=0.3)
+
+
 @pytest.mark.parametrize("ahead_s", [-86_400.0, -30.0, 30.0, 86_400.0])
 def test_a_router_whose_clock_is_off_harms_nobody(ahead_s: float) -> None:
     clock = Clock()
