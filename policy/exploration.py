@@ -88,8 +88,7 @@ class Exploration:
         if not ranked[row] < limit:
             return nothing
         near = ranked < limit
-        if not evaluation.all_usable:
-            near &= evaluation.prediction.fits
+        near &= evaluation.prediction.fits  # where none does, all are usable
         near[row] = False
         split = row >= count
         rival = evaluation.best_colocated if split else evaluation.best_split

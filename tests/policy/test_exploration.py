@@ -144,6 +144,43 @@ def test_a_plan_without_room_is_not_explored() -> None:
     assert plans == {"colocated:wide"}
 
 
+def test_where_no_plan_has_room_none_is_explored() -> None:
+    world = cluster([worker(Role.COLOCATED, f"small{n}", max_total_tokens=2000) for n in range(3)])
+    for seed in range(100):
+        found = EAGER.decide(ask(4000, seed=seed), world)
+        assert not found.explored
+        assert found.propensity_plan == 1.0
+
+
+def test_each_of_several_plans_of_a_mode_is_as_likely_as_it_says() -> None:
+    world = cluster([worker(Role.COLOCATED, f"c{n}") for n in range(5)])
+    drawn = [EAGER.decide(ask(500, seed=seed), world) for seed in range(2000)]
+    likely = {found.plan.key: found.propensity_plan for found in drawn}
+    assert sorted(likely.values()) == pytest.approx([0.125] * 4 + [0.5])
+    for key, chance in likely.items():
+        share = sum(found.plan.key == key for found in drawn) / len(drawn)
+        assert share == pytest.approx(chance, abs=0.05)
+
+
+@given(world=clusters(), request=requests, part=st.sampled_from([0.3, 0.999]), place=st.integers(0, 99))
+def test_whatever_was_chosen_the_budget_is_above_the_lowest_score(
+    world: Cluster, request: Request, part: float, place: int
+) -> None:
+    """A safe rule may have chosen a plan that is not the best: what is explored is no worse for that."""
+    try:
+        evaluation = Evaluation.of(request, world)
+    except NoPlanError:
+        return
+    usable = np.flatnonzero(evaluation.usable)
+    row = int(usable[place % len(usable)])
+    budget = part * float(np.ptp(evaluation.ranked[usable]))
+    chances = Exploration(0.5, budget, 1e9).chances(evaluation, row)
+    other = np.flatnonzero(chances)
+    other = other[other != row]
+    assert (evaluation.ranked[other] < evaluation.ranked.min() + budget).all()
+    assert evaluation.prediction.fits[other].all()
+
+
 @pytest.mark.parametrize("bad", [{"explore": 0.6}, {"explore": -0.1}, {"explore_budget": -1.0}])
 def test_figures_that_make_no_sense_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="explore"):
