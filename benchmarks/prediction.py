@@ -1,6 +1,7 @@
 """How well TTFT and every term are predicted for real SGLang workers on this machine's CPU.
 
-    python benchmarks/prediction.py [--requests 3400] [--rate 1.7] [--wires 1000,200] [--keep DIR]
+    python benchmarks/prediction.py [--requests 3400] [--rate 3] [--in-flight 2] [--wires 1000,200]
+        [--keep DIR]
     python benchmarks/prediction.py --from DIR [--from DIR ...] [--json]
 
 A prefill and a decode worker share the machine; one more prefill worker stands at the far end of each wire,
@@ -38,7 +39,8 @@ POLICY = "random_by_workers"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--requests", type=int, default=3400)
-    parser.add_argument("--rate", type=float, default=1.7, help="mean of Poisson arrivals, requests/s")
+    parser.add_argument("--rate", type=float, default=3.0, help="mean of Poisson arrivals, requests/s")
+    parser.add_argument("--in-flight", type=int, default=2, help="requests at once, at most")
     parser.add_argument("--wires", default="1000,200", help="Mbit/s each, or none")
     parser.add_argument("--keep", type=Path, help="a folder for logs that stay")
     parser.add_argument("--from", dest="source", action="append", help="logs that are there already")
@@ -67,7 +69,7 @@ def _judged(given: argparse.Namespace) -> Judgement:
         folder = given.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         rates = [] if given.wires == "none" else [float(rate) for rate in given.wires.split(",")]
-        collect(folder, given.requests, Traffic(given.rate, given.seed), rates)
+        collect(folder, given.requests, Traffic(given.rate, given.seed, given.in_flight), rates)
         return judge([str(folder / "decisions.jsonl")], given.seed, given.held_out)
 
 

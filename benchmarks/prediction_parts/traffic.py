@@ -1,4 +1,4 @@
-"""Open-loop requests: prompts of 16 to 4,000 random tokens, some with a beginning in common."""
+"""Requests: prompts of 16 to 4,000 random tokens, some with a beginning in common."""
 
 import asyncio
 import math
@@ -23,10 +23,13 @@ ANSWER_S = 180.0
 
 @dataclass(slots=True)
 class Traffic:
-    """`rate_rps` is the mean of Poisson arrivals; every SEGMENT_S another of PACES times it holds."""
+    """`rate_rps` is the mean of Poisson arrivals; every SEGMENT_S another of PACES times it holds. One that
+    would be more than `in_flight` at once waits outside, and its clock with it: two cores that run every
+    worker can do one prefill beside one decode, and beyond that no time says anything of a worker."""
 
     rate_rps: float
     seed: int
+    in_flight: int = 64
     _rng: random.Random = field(init=False)
     _beginnings: list[list[int]] = field(init=False)
 
@@ -49,6 +52,7 @@ class Traffic:
         results: Counter[str] = Counter()
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+        room = asyncio.Semaphore(self.in_flight)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
 
             async def ask(body: dict[str, Any]) -> None:
@@ -58,6 +62,8 @@ class Traffic:
                         results[str(answer.status)] += 1
                 except (aiohttp.ClientError, TimeoutError) as error:
                     results[type(error).__name__] += 1
+                finally:
+                    room.release()
                 told(results.total())
 
             begun_s = due_s = time.monotonic()
@@ -66,6 +72,7 @@ class Traffic:
                     pace = PACES[int((due_s - begun_s) / SEGMENT_S) % len(PACES)]
                     due_s += self._rng.expovariate(self.rate_rps * pace)
                     await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+                    await room.acquire()
                     group.create_task(ask(self.body()))
         return results
 

@@ -6,6 +6,8 @@ from kvferry.models.health.finding import Finding, State, grade
 from kvferry.models.health.snapshot import Snapshot
 
 ENOUGH = 50
+# More are seldom under way at once without any of them ending.
+SILENT = 1000
 # The reason of a choice that was none, and whether that can be meant.
 FORCED: Mapping[str, tuple[State, str]] = {
     "path_down": (State.BAD, "see open_breakers in /kvferry/links, then the transport's logs"),
@@ -20,6 +22,9 @@ def of_decisions(snapshot: Snapshot) -> Iterator[Finding]:
     """Shares of the window; nothing is said of fewer than ENOUGH requests."""
     if snapshot.decided >= ENOUGH and not snapshot.ended:
         says = f"{snapshot.decided} requests were decided, and no outcome has come: nothing is learned"
+        yield Finding("outcomes", State.BAD, says, "see whether answers end at all, and this router's log")
+    elif snapshot.silent >= SILENT:
+        says = f"{snapshot.silent} requests were decided since an outcome came last: nothing is learned any more"
         yield Finding("outcomes", State.BAD, says, "see whether answers end at all, and this router's log")
     if snapshot.window < ENOUGH:
         return

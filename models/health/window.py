@@ -52,6 +52,7 @@ class LearningWindow:
     names: tuple[str, ...]
     _decided: int = 0
     _ended: int = 0
+    _silent: int = 0
     _newest: deque[Seen] = field(default_factory=deque)
     _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     _believed: int = 0
@@ -64,9 +65,11 @@ class LearningWindow:
 
     def decided(self) -> None:
         self._decided += 1
+        self._silent += 1
 
     def ended(self, seen: Seen) -> None:
         self._ended += 1
+        self._silent = 0
         self._newest.append(seen)
         self._counts.update(_counted(seen))
         self._believed += seen.believed_cached_tokens
@@ -85,6 +88,7 @@ class LearningWindow:
         return Snapshot(
             decided=self._decided,
             ended=self._ended,
+            silent=self._silent,
             window=len(self._newest),
             split=self._counts["mode", "split"],
             safe=self._counts["is", "safe"],
