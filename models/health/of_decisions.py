@@ -24,7 +24,7 @@ def of_decisions(snapshot: Snapshot) -> Iterator[Finding]:
         says = f"{snapshot.decided} requests were decided, and no outcome has come: nothing is learned"
         yield Finding("outcomes", State.BAD, says, "see whether answers end at all, and this router's log")
     elif snapshot.silent >= SILENT:
-        says = f"{snapshot.silent} requests were decided since an outcome came last: nothing is learned any more"
+        says = f"{snapshot.silent} requests were decided since the last outcome came: learning has stopped"
         yield Finding("outcomes", State.BAD, says, "see whether answers end at all, and this router's log")
     if snapshot.window < ENOUGH:
         return

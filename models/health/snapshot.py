@@ -74,7 +74,8 @@ class InputHealth(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """One router's, or several routers' sum. `decided`, `ended`: since the start; all else is of the window.
+    """One router's, or several routers' sum. `decided`, `ended`: since the start; `silent`:
+    decided since an outcome came last; all else is of the window.
 
     `terms`: "ttft/split" -> ...; `features`: what models are shown; `inputs`: what outcomes tell. `learned`:
     requests whose predictions a learned version was to correct. `version`: the one that decides most.

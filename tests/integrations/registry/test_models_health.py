@@ -16,6 +16,7 @@ from kvferry.integrations.redis.health import Health
 from kvferry.integrations.registry import health_metrics
 from kvferry.integrations.registry.health_store import tell, told
 from kvferry.integrations.registry.health_watch import AGAIN_S, CALM_S, HealthWatch, Learning
+from kvferry.policy.features import FEATURES
 
 STAGES = Stages(0.01, 0.02, 0.1, 0.03, None, 0.001, 0.005, 0.002, 1.0)
 Call = Callable[..., tuple[int, str, str]]
@@ -33,7 +34,7 @@ def record(n: int, **outcome: Any) -> DecisionRecord:
         Chosen("p", mode, "a", "b"),
         "queue_gain",
         terms=Terms(ttft_s=Term(0.1, 0.2), itl_s=Term(0.01, 0.02), transfer_s=Term(0.03, 0.05)),
-        features=tuple(0.001 * n + 0.1 * place for place in range(24)),
+        features=tuple(0.001 * n + 0.1 * place for place in range(len(FEATURES))),
         outcome=Outcome(**{**usual, **outcome}),
     )
 

@@ -162,6 +162,23 @@ def test_decisions_without_outcomes_are_told() -> None:
     assert "outcomes" not in checks(Snapshot(decided=60, ended=1), State.BAD)
 
 
+def test_outcomes_that_stop_coming_are_told_though_all_that_came_was_well() -> None:
+    rng, window = random.Random(1), LearningWindow(FEATURES)
+    for _ in range(400):
+        window.decided()
+        window.ended(request(rng))
+    for _ in range(999):
+        window.decided()
+    assert "outcomes" not in checks(window.snapshot(), State.BAD)
+    window.decided()
+    stopped = window.snapshot()
+    assert "learning has stopped" in checks(stopped, State.BAD)["outcomes"].says
+    others = [snapshot(seed=n) for n in range(3)]
+    assert "outcomes" in checks(total([*others, stopped]), State.BAD)
+    window.ended(request(rng))
+    assert "outcomes" not in checks(window.snapshot(), State.BAD)
+
+
 def test_little_is_said_of_few_requests() -> None:
     (only,) = judge(snapshot(30, reason="path_down", missing=("unheard",)))
     assert (only.check, only.state) == ("requests", State.OK)
