@@ -15,6 +15,7 @@ from kvferry.integrations.registry.arms import ArmName, Stretch
 from kvferry.models.offpolicy.sequential import Arm as Judged
 
 KEPT_S = 30 * 86_400
+MOST_REQUESTS = 10**12
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -76,6 +77,7 @@ def _counts(data: bytes) -> Counts | None:
         found = _decoder.decode(data)
     except msgspec.DecodeError:
         return None
-    sums = [*found.requests.values(), *found.missed.values(), *found.shares.values()]
-    sound = all(value >= 0 for value in sums)
+    sums = [*found.requests.values(), *found.missed.values()]
+    sound = all(0 <= value <= MOST_REQUESTS for value in sums)
+    sound &= all(0.0 <= share <= 1.0 for share in found.shares.values())
     return found if sound and all(n <= found.requests.get(k, 0) for k, n in found.missed.items()) else None

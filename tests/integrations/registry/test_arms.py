@@ -160,8 +160,18 @@ async def test_routers_sum_what_they_count_and_writing_twice_changes_nothing(sto
         arms.run(running())
         arms.stretch.requests["canary"] = 5
         await board.write([arms.stretch])
-    await store.client.hset(store.keys.model_arms(CANARY.since), "odd", b"{")
-    await store.client.hset(store.keys.model_arms(CANARY.since), "liar", b'{"missed": {"live": 9}}')
+    liars = (
+        b"{",
+        b'{"missed": {"live": 9}}',
+        b'{"requests": {"live": -5}, "missed": {"live": -9}}',
+        b'{"requests": {"live": 1%s}}' % (b"0" * 400),
+        b'{"requests": {"live": 1%s}}' % (b"0" * 18),
+        b'{"requests": {"live": 9}, "shares": {"live": -0.5}}',
+        b'{"requests": {"live": 9}, "shares": {"live": 1e308}}',
+        b'{"requests": {"live": NaN}}',
+    )
+    for place, told in enumerate(liars):
+        await store.client.hset(store.keys.model_arms(CANARY.since), f"liar{place}", told)
     found = await boards[0].read(CANARY.since)
     assert len(found) == 4
     assert totals(found) == {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.models.offpolicy.estimators import Ratio, dr, effective_sample_size, ips, snips
-from kvferry.models.offpolicy.interval import interval
+from kvferry.models.offpolicy.interval import Interval, interval
 from kvferry.models.offpolicy.logged import MEASURES, SHOWN, Bools, Floats, Logged
 from kvferry.models.offpolicy.outcome import outcome
 from kvferry.models.offpolicy.overlap import refusal, unknown_share
@@ -134,6 +134,18 @@ def test_an_interval_narrows_with_more_rows_and_is_a_point_where_nothing_varies(
     assert (flat.value, flat.low, flat.high) == (1.0, 1.0, 1.0)
     none = interval(Ratio(np.zeros(0), np.zeros(0)))
     assert np.isnan([none.value, none.low, none.high]).all()
+
+
+def test_an_interval_is_wider_where_requests_that_follow_each_other_are_alike() -> None:
+    """As they are that met the same queue: ten of them say little more than one."""
+    rng = np.random.default_rng(0)
+    alike = np.repeat(rng.random(100), 10)
+    widths = [found.high - found.low for found in map(of_mean, (alike, rng.permutation(alike)))]
+    assert widths[0] > 2.0 * widths[1]
+
+
+def of_mean(values: Floats) -> Interval:
+    return interval(Ratio(values, np.ones(len(values))))
 
 
 def blind(logged: Logged, rows: Bools) -> Logged:
