@@ -178,6 +178,9 @@ async def test_a_shadow_is_logged_and_changes_nothing(
         assert (acted[name].mode, acted[name].model_version) == ("live", "structured")
         assert shadow.request.seed == acted[name].request.seed
         assert shadow.time == acted[name].time
+    # neither holds on to a request that has ended
+    assert not router.ferry.shadows._waiting
+    await eventually(lambda: not router.ferry.arms._waiting)
     assert router.idle()
 
 
