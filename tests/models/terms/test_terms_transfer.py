@@ -52,6 +52,24 @@ def test_thirty_moves_tell_offset_bytes_and_descriptors_apart(truth: tuple[float
     assert by_descriptor == pytest.approx(truth[2], rel=0.25, abs=0.1)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_link_a_hundred_times_slower_than_its_catalogue_is_known_by_rough_moves(seed: int) -> None:
+    """On a path of 200 Mbit/s that the catalogue took for loopback, true moves looked odd, and it stayed at
+    a tenth of what they took."""
+    transfers, rng = Transfers(), random.Random(seed)
+    way, now_s = Way(link(), 0, 1000.0, 4096.0), 0.0
+    for _ in range(80):
+        now_s += 1.0
+        wire = way.wire(rng.choice((1e5, 5e5, 2e6, 1e7)), rng.choice((8.0, 16.0, 60.0)))
+        took_s = 80.0 * (wire.bytes_s + wire.posting_s) * math.exp(rng.gauss(0.0, 0.5))
+        if rng.random() < 0.1:
+            took_s *= 5.0
+        transfers.seen(way, "direct", wire, WHOLE, way.around_s(1e6), way.around_s(1e6) + took_s, now_s)
+    offset_s, by_byte, _ = believed(transfers, now_s)
+    assert 0.45 < by_byte / 80.0 < 2.2
+    assert abs(offset_s) < 0.02
+
+
 def test_a_new_link_is_taken_to_be_like_others_of_its_class() -> None:
     transfers, now_s = Transfers(), 0.0
     for place, dst in enumerate("bcd"):
