@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 
-from kvferry.integrations.redis.connection import STORE_FAILURES
+from kvferry.integrations.redis.connection import STORE_FAILURES, why
 from kvferry.integrations.redis.health import Health
 from kvferry.integrations.registry.arms import Arms, Model, Running
 from kvferry.integrations.registry.build import build
@@ -54,8 +54,8 @@ class Follower(RegistryTask):
         try:
             async with asyncio.timeout(timeout_s):
                 await self._work()
-        except STORE_FAILURES:  # `_step` says so
-            log.debug("roles cannot be read yet", exc_info=True)
+        except STORE_FAILURES as error:  # `_step` says so to everybody
+            log.debug("roles cannot be read yet: %s", why(error))
 
     async def _work(self) -> None:
         roles, running = await self._registry.roles(), self._arms.running
