@@ -1,17 +1,15 @@
 """What `train` and `evaluate` share: their sources, and reading them with a bar and clear errors."""
 
-import contextlib
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
-from kvferry.integrations.cli.errors import CommandError, UsageError
+from kvferry.integrations.cli.errors import CommandError
+from kvferry.integrations.cli.log_failures import failures
 from kvferry.integrations.learning.progress import progress
 from kvferry.integrations.learning.sources import read_rows
 from kvferry.integrations.learning.tally import Tally
-from kvferry.integrations.log.source import READABLE, SourceError
-from kvferry.integrations.redis.url import StoreError
+from kvferry.integrations.log.source import READABLE
 from kvferry.models.training.rows import Rows
 
 Sources = Annotated[
@@ -40,13 +38,3 @@ def read(sources: list[str] | None, namespace: str, *, predictions: bool) -> tup
             else "the log is empty: no request in it yet"
         )
     return rows, tally
-
-
-@contextlib.contextmanager
-def failures() -> Iterator[None]:
-    try:
-        yield
-    except SourceError as error:
-        raise (UsageError if error.usage else CommandError)(str(error)) from None
-    except StoreError as error:
-        raise CommandError(str(error)) from None

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from kvferry.integrations.cli.decision_rows import AsJson, Namespace, Sources, failures, read
+from kvferry.integrations.cli.decision_rows import AsJson, Namespace, Sources, read
 from kvferry.integrations.cli.errors import CommandError, UsageError
+from kvferry.integrations.cli.log_failures import failures
 from kvferry.integrations.learning.evaluation import Evaluation, TooFewError
 from kvferry.integrations.learning.evaluation import evaluate as judged
 from kvferry.integrations.learning.model_source import ModelError, load_model

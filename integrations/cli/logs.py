@@ -1,7 +1,6 @@
 """`kvferry logs`: what was decided, why, and what came of it."""
 
 import asyncio
-import contextlib
 import json
 import shutil
 import sys
@@ -15,6 +14,7 @@ import typer
 from rich.console import Console
 
 from kvferry.integrations.cli.errors import CommandError, UsageError
+from kvferry.integrations.cli.log_failures import failures
 from kvferry.integrations.log import rows
 from kvferry.integrations.log.explain import show
 from kvferry.integrations.log.export import export as write_export
@@ -26,7 +26,6 @@ from kvferry.integrations.log.source import READABLE, SUFFIXES, SourceError, is_
 from kvferry.integrations.log.stats import stats as statistics
 from kvferry.integrations.log.table import stats_tables
 from kvferry.integrations.redis.connection import open_store
-from kvferry.integrations.redis.url import StoreError
 from kvferry.integrations.state import log_path
 
 HELP = """Show what was decided, why, and what came of it.
@@ -88,7 +87,7 @@ def tail(
     if as_json and follow:
         raise UsageError("--json prints one object: use it with --once")
     going_on = bool(follow if follow is not None else sys.stdout.isatty()) and not as_json
-    with _failures():
+    with failures():
         report = ReadReport()
         waiting = going_on and source is None and not log_path().exists()
         newest = [] if waiting else list(deque(_reading(source, report, namespace), maxlen=n))
@@ -112,7 +111,7 @@ def explain(
     namespace: Namespace = "kvferry",
     as_json: AsJson = False,
 ) -> None:
-    with _failures():
+    with failures():
         report = ReadReport()
         try:
             record = find(_reading(source, report, namespace), request_id)
@@ -127,7 +126,7 @@ def explain(
 
 
 def stats(source: Source = None, namespace: Namespace = "kvferry", as_json: AsJson = False) -> None:
-    with _failures():
+    with failures():
         report = ReadReport()
         figures = statistics(_reading(source, report, namespace))
         _complain(report, source)
@@ -145,7 +144,7 @@ def export(
 ) -> None:
     if not to.name.endswith(SUFFIXES):
         raise UsageError(f"cannot write {to}: expected {READABLE}")
-    with _failures():
+    with failures():
         report = ReadReport()
         count = write_export(_reading(source, report, namespace), to, report.clusters)
         _complain(report, source)
@@ -197,16 +196,6 @@ def _name(source: str | None) -> str:
     from kvferry.integrations.redis.url import redact
 
     return redact(source) if source is not None else str(log_path())
-
-
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    try:
-        yield
-    except SourceError as error:
-        raise (UsageError if error.usage else CommandError)(str(error)) from None
-    except StoreError as error:
-        raise CommandError(str(error)) from None
 
 
 def _print_json(value: Any) -> None:
