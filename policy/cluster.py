@@ -24,7 +24,8 @@ class State:
     `link_slowness` is [L]: what a move takes there by what was seen, over what the catalogue says of bytes
     and descriptors; 1: as it says. `link_offset_s` [L] is what a move takes there beyond that whatever its
     size, `link_byte_factor` and `link_descriptor_factor` [L] what bytes and descriptors have shown to cost in
-    the long run over what the catalogue says. `ttft_bias` and `itl_bias` are [2]: ln(actual / predicted) of
+    the long run over what the catalogue says. `link_more_per_byte` [L]: descriptors per byte beyond those of
+    a prompt whose pages are neighbours. `ttft_bias` and `itl_bias` are [2]: ln(actual / predicted) of
     late, of colocated and of split requests, to be added to a prediction's logarithm; `ttft_wide`, `itl_wide`
     [2] and `transfer_wide` [1]: what is to be added to that of its 90th percentile, for 90% of outcomes to be
     under it. `queue_base_s` [2]: what passes before a prefill starts though nothing is ahead of it. Chunks,
@@ -65,6 +66,7 @@ class State:
     link_offset_s: Floats
     link_byte_factor: Floats
     link_descriptor_factor: Floats
+    link_more_per_byte: Floats
 
     @classmethod
     def of(cls, candidates: Candidates) -> "State":
@@ -113,6 +115,7 @@ class State:
             link_offset_s=np.zeros(links),
             link_byte_factor=np.ones(links),
             link_descriptor_factor=np.ones(links),
+            link_more_per_byte=np.zeros(links),
         )
 
 

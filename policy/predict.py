@@ -71,6 +71,7 @@ def predict(request: Request, cluster: Cluster) -> Prediction:
         moved_bytes += table.fixed_bytes * (sequences * (moved > 0.0))
     descriptors = table.merged_descriptors * worker.chunks.take(pre)
     descriptors += moved * table.descriptors_per_token
+    descriptors += moved_bytes * state.link_more_per_byte.take(table.link_index)
     moves = state.moves.take(table.link_index)
     slowness = state.link_slowness.take(table.link_index)
     per_byte = state.link_byte_factor.take(table.link_index)

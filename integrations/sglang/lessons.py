@@ -24,11 +24,13 @@ ALONE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """Of a request in flight: what its decision was made with. `learn_length`: its answer ends by itself."""
+    """Of a request in flight: what its decision was made with. `learn_length`: its answer ends by itself.
+    `more_per_byte`: descriptors that its pages were expected to lie apart by."""
 
     bias: Bias
     learn_length: bool
     way: Way | None
+    more_per_byte: float
 
 
 @dataclass(slots=True)
@@ -56,7 +58,8 @@ class Lessons:
     def decided(self, record: DecisionRecord, way: Way | None, *, ends_itself: bool) -> None:
         """A request's first decision. `told` must be called for every one."""
         bias = self.calibration(record.request.model).bias(split=record.chosen.mode == "split")
-        self._notes[record.id] = _Note(bias, ends_itself, way)
+        more = 0.0 if way is None else self.learner.more_per_byte(way.link, record.chosen.relation)
+        self._notes[record.id] = _Note(bias, ends_itself, way, more)
 
     def sent(self, attempt: str, way: Way, costs: Costs) -> None:
         """An attempt goes out over a link; by when its KV should be on its way is known."""
@@ -97,6 +100,7 @@ class Lessons:
         self._prefilled(record, outcome)
         if note.way is not None:
             self._moved(note.way, record, outcome)
+            self._scattered(note.way, note.more_per_byte, record, outcome)
 
     def _moved(self, way: Way, record: DecisionRecord, outcome: Outcome) -> None:
         """What the workers say was waited for, or the library's own time, or what is left of the TTFT."""
@@ -116,6 +120,15 @@ class Lessons:
         self.learner.moved(
             Move(way, chosen.relation, moved_bytes, descriptors, busy_s, seen_s, prefill_s, noise_s, guessed)
         )
+
+    def _scattered(self, way: Way, expected: float, record: DecisionRecord, outcome: Outcome) -> None:
+        """Descriptors beyond those that were predicted for one piece."""
+        chosen = record.chosen
+        if way.link.merges_runs and outcome.descriptors and outcome.moved_bytes:
+            whole = chosen.descriptors - expected * chosen.moved_bytes
+            self.learner.scattered(
+                way.link, chosen.relation, outcome.descriptors - whole, outcome.moved_bytes
+            )
 
     def _prefilled(self, record: DecisionRecord, outcome: Outcome) -> None:
         """Of a prompt that shared its steps with no other one, nor with decodes."""

@@ -13,9 +13,10 @@ from kvferry.models.terms.overhead import Overheads
 from kvferry.models.terms.pool import Pool
 from kvferry.models.terms.prefill import Prefills
 from kvferry.models.terms.repack import Repacks
+from kvferry.models.terms.runs import Runs
 from kvferry.models.terms.spread import Spreads
 from kvferry.models.terms.told import decode, encode
-from kvferry.models.terms.transfer import Transfers
+from kvferry.models.terms.transfer import Transfers, key_of
 from kvferry.models.terms.way import Path, Way, path_of
 from kvferry.policy.candidates import Floats
 from kvferry.policy.link import Link
@@ -61,6 +62,7 @@ class Learner:
     transfers: Transfers = field(default_factory=Transfers)
     prefills: Prefills = field(default_factory=Prefills)
     repacks: Repacks = field(default_factory=Repacks)
+    runs: Runs = field(default_factory=Runs)
     lost_moves: int = 0
     _moves: int = 0
     _restored: int = 0
@@ -96,6 +98,7 @@ class Learner:
             "link_offset_s": known.columns[0],
             "link_byte_factor": known.columns[1],
             "link_descriptor_factor": known.columns[2],
+            "link_more_per_byte": np.array([*map(self.more_per_byte, links, relations)]),
         }
 
     def _links(self, links: Sequence[Link], relations: Sequence[str], now_s: float) -> "_Links":
@@ -105,6 +108,10 @@ class Learner:
         for path, relation, (by_byte, by_descriptor) in zip(paths, relations, factors, strict=True):
             self.speeds.known(path, relation, by_byte, by_descriptor)
         return _Links(links, self.transfers.pool.turn(now_s), paths, columns)
+
+    def more_per_byte(self, link: Link, relation: str) -> float:
+        """Descriptors beyond those of a prompt in one piece."""
+        return self.runs.more_per_byte(key_of(link, relation))
 
     def worker_speeds(self, workers: Iterable[tuple[Worker, Speed]]) -> list[Speed]:
         """Of workers, given what their counters say."""
@@ -170,6 +177,10 @@ class Learner:
         if not move.guessed:
             piece = waited_for(max(visible_s, 0.0), *behind)
             self.transfers.seen(way, move.relation, wire, piece, around_s, move.seen_s, now_s)
+
+    def scattered(self, link: Link, relation: str, more: float, moved_bytes: float) -> None:
+        """A move took `more` descriptors than it would have with its pages side by side."""
+        self.runs.seen(key_of(link, relation), more, moved_bytes)
 
     def prefilled(
         self, worker: Worker, counted: Speed, new_tokens: float, cached_tokens: float, took_s: float

@@ -114,6 +114,7 @@ def terms(request: Request, cluster: Cluster, plan: Plan) -> dict[str, float]:
         if link.merges_runs and relation.kind is RelationKind.DIRECT:
             descriptors = relation.descriptors_per_token * page * math.ceil(pre.new / src.speed.chunk_tokens)
         at = table.link_index[row]
+        descriptors += moved * state.link_more_per_byte[at]
         crowd = (1 + state.moves[at]) * state.link_slowness[at]
         posting = link.gamma_s_per_descriptor * descriptors * state.link_descriptor_factor[at]
         latency = max(0.0, link.alpha_s + link.handoff_s + state.link_offset_s[at])

@@ -183,5 +183,6 @@ def clusters(draw: st.DrawFn, same_layout: bool = False) -> Cluster:
         link_offset_s=column(0.02, len(state.moves)) - column(0.01, len(state.moves)),
         link_byte_factor=0.2 + column(5, len(state.moves)),
         link_descriptor_factor=0.2 + column(5, len(state.moves)),
+        link_more_per_byte=column(1e-5, len(state.moves)),
     )
     return Cluster(table, state, time_s=draw(st.floats(0, 30)))

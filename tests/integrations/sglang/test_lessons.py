@@ -1,5 +1,6 @@
 """What ended requests teach: which outcomes count, and for what."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -166,3 +167,24 @@ def test_a_request_that_was_never_decided_teaches_nothing() -> None:
     lessons.told(record(), ok())
     assert lessons.calibration("m").ttft == (0.0, 0.0)
     assert lessons.lengths.expect("m", 1000) == (256.0, 1000.0)
+
+
+@pytest.mark.parametrize(("merges", "expected"), [(True, 1e-6), (False, 0.0)])
+def test_pages_that_came_to_lie_apart_are_counted_where_neighbours_are_merged(
+    merges: bool, expected: float
+) -> None:
+    link = dataclasses.replace(LINK, merges_runs=merges)
+    lessons, way = Lessons(Clock()), Way(link, others=0, new_tokens=2000, chunk_tokens=4096)
+
+    def known() -> float:
+        return float(lessons.learner.state("m", [link], ["direct"])["link_more_per_byte"][0])
+
+    for _ in range(50):
+        predicted = round(8 + known() * 200_000_000)
+        chosen = Chosen("p", "split", "a", "b", relation="direct", moved_bytes=200_000_000)
+        made = msgspec.structs.replace(
+            record(), chosen=msgspec.structs.replace(chosen, descriptors=predicted)
+        )
+        lessons.decided(made, way, ends_itself=True)
+        lessons.told(made, ok(descriptors=108, moved_bytes=100_000_000))
+    assert known() == pytest.approx(expected, rel=0.02)
