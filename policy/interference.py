@@ -9,6 +9,7 @@ from kvferry.policy.cluster import State
 
 MAX_PREFILL_SHARE = 0.9
 MIN_BUDGET_TOKENS = 16.0
+LEAST_STEP_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +60,8 @@ def interference(
     if not mixes[mixes.argmax()]:
         return Interference(itls, stall_s)
 
+    # a worker that told no speed yet has steps of no length
+    steps_s = np.maximum(steps_s, LEAST_STEP_S)
     budget = np.maximum(state.chunk_tokens - running, MIN_BUDGET_TOKENS)
     mixed = np.maximum(steps_s, budget * state.prefill_s_per_token)
     mixed = np.where(told, steps_s + budget * measured, mixed)

@@ -92,6 +92,7 @@ def test_every_step_shows_what_the_page_says(shown: dict[str, str]) -> None:
 
     assert re.search(r"^ttft\s+\d+\s", shown["Evaluate"], re.M)
     assert "below the best baseline" in shown["Evaluate"] or "ABOVE the best baseline" in shown["Evaluate"]
+    assert "length_threshold(1000)" in shown["Evaluate"]
     assert "answered: 24 200" in shown["Shadow"]
     for step, role in (("Shadow", "shadow"), ("Canary", "canary")):
         assert re.search(rf"{version}.*{role}|{role}.*{version}", shown[step]), shown[step]

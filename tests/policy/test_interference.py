@@ -69,3 +69,12 @@ def test_work_of_others_and_own_seconds_are_one_queue() -> None:
     state = replace(world.state, own_prefill_s=world.state.own_prefill_s + 0.25)
     standing = predict(ask(500), replace(world, state=state)).standing
     assert standing.waits_s[0] == pytest.approx([0.1 + 0.25])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_worker_whose_speed_nobody_knows_yet_makes_no_noise(share: float) -> None:
+    load = busy(0, 0, prefill_share=share)
+    unknown = worker(Role.COLOCATED, speed=Speed(0.0, 0.0, 0.0, 0.0, 0.0, 0.0), load=load, mixes_chunks=True)
+    standing = predict(ask(1000), cluster([unknown])).standing
+    assert standing.itls_s == pytest.approx(0.0, abs=1e-6)
