@@ -27,9 +27,9 @@ class State:
     the long run over what the catalogue says. `link_more_per_byte` [L]: descriptors per byte beyond those of
     a prompt whose pages are neighbours. `ttft_bias` and `itl_bias` are [2]: ln(actual / predicted) of
     late, of colocated and of split requests, to be added to a prediction's logarithm; `ttft_wide`, `itl_wide`
-    [2] and `transfer_wide` [1]: what is to be added to that of its 90th percentile, for 90% of outcomes to be
-    under it. `queue_base_s` [2]: what passes before a prefill starts though nothing is ahead of it. Chunks,
-    KV room and batch slots are at least 1, as `of` sees to.
+    [2] and `link_wide` [L], of moves: what is to be added to that of its 90th percentile, for 90% of outcomes
+    to be under it. `queue_base_s` [2]: what passes before a prefill starts though nothing is ahead of it.
+    Chunks, KV room and batch slots are at least 1, as `of` sees to.
     """
 
     prefill_base_s: Floats
@@ -60,13 +60,13 @@ class State:
     itl_bias: Floats
     ttft_wide: Floats
     itl_wide: Floats
-    transfer_wide: Floats
     queue_base_s: Floats
     link_slowness: Floats
     link_offset_s: Floats
     link_byte_factor: Floats
     link_descriptor_factor: Floats
     link_more_per_byte: Floats
+    link_wide: Floats
 
     @classmethod
     def of(cls, candidates: Candidates) -> "State":
@@ -109,13 +109,13 @@ class State:
             itl_bias=np.zeros(2),
             ttft_wide=np.zeros(2),
             itl_wide=np.zeros(2),
-            transfer_wide=np.zeros(1),
             queue_base_s=np.zeros(2),
             link_slowness=np.ones(links),
             link_offset_s=np.zeros(links),
             link_byte_factor=np.ones(links),
             link_descriptor_factor=np.ones(links),
             link_more_per_byte=np.zeros(links),
+            link_wide=np.zeros(links),
         )
 
 

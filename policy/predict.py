@@ -10,6 +10,7 @@ from kvferry.policy.cluster import Cluster
 from kvferry.policy.correction import Correction
 from kvferry.policy.costs import Costs, Estimate
 from kvferry.policy.layout import Relation
+from kvferry.policy.overlap import hidden_by, visible_s
 from kvferry.policy.request import Request
 from kvferry.policy.standing import Standing, standing
 
@@ -98,8 +99,8 @@ def predict(request: Request, cluster: Cluster) -> Prediction:
     admission[:] = worker.admission_s.take(dec)
     itl[:] = worker.itls_s[2].take(dec)
     np.multiply(moved_bytes, table.repack_s_per_byte, out=repack)
-    hidden = _hidden(worker, cluster)
-    slow = _visible(slow, hidden)
+    hidden = hidden_by(worker, cluster, pre)
+    slow = visible_s(slow, hidden)
     latency = state.link_offset_s.take(table.link_index)
     latency *= table.split
     latency += table.alpha_s
@@ -108,7 +109,7 @@ def predict(request: Request, cluster: Cluster) -> Prediction:
     meeting = table.meeting_s_per_byte * moved_bytes
     meeting += table.meeting_s
     slow += meeting
-    np.add(_visible(wire, hidden), latency, out=transfer)
+    np.add(visible_s(wire, hidden), latency, out=transfer)
     transfer += meeting
     _notice(admission, terms, worker, cluster)
 
@@ -144,7 +145,7 @@ def costs_of(prediction: Prediction, cluster: Cluster, rows: Sequence[int], scor
     table, state, where = cluster.candidates, cluster.state, np.array(rows, dtype=np.intp)
     pre, dec, split = table.pre.take(where), table.dec.take(where), table.split.take(where)
     wide = 1.0 + Z90 * state.spread
-    columns = np.empty((19, len(rows)))
+    columns = np.empty((20, len(rows)))
     columns[:6] = prediction.terms.take(where, axis=1)
     columns[6], columns[7] = wide.take(pre), wide.take(dec)
     columns[8] = prediction.transfer_p90_s.take(where)
@@ -157,21 +158,17 @@ def costs_of(prediction: Prediction, cluster: Cluster, rows: Sequence[int], scor
     columns[16] = prediction.standing.itls_s[2].take(dec)
     columns[17] = np.exp(state.ttft_wide).take(split)
     columns[18] = np.exp(state.itl_wide).take(split)
-    slower = float(np.exp(state.transfer_wide[0]))
+    columns[19] = np.exp(state.link_wide.take(table.link_index.take(where)))
     return [
-        _costs(
-            values, slower, int(prediction.descriptors[row]), table.relations[row], table.path_classes[row]
-        )
+        _costs(values, int(prediction.descriptors[row]), table.relations[row], table.path_classes[row])
         for row, values in zip(rows, columns.T.tolist(), strict=True)
     ]
 
 
-def _costs(
-    values: list[float], slower: float, descriptors: int, relation: Relation | None, path_class: str
-) -> Costs:
+def _costs(values: list[float], descriptors: int, relation: Relation | None, path_class: str) -> Costs:
     prefill, queue, transfer, repack, admission, itl = values[:6]
     wide, wide_dec, slow_transfer, ttft, harm, score, cautious, off, moved_bytes = values[6:15]
-    raw_ttft, raw_itl, ttft_wide, itl_wide = values[15:]
+    raw_ttft, raw_itl, ttft_wide, itl_wide, slower = values[15:]
     slow_repack, slow_admission, slow_itl = SLOW_COPY * repack, SLOW_ADMISSION * admission, raw_itl * wide_dec
     waited = (prefill + queue) * wide + slow_transfer + slow_repack + slow_admission
     return Costs(
@@ -208,33 +205,6 @@ def _notice(admission: Floats, terms: Floats, worker: Standing, cluster: Cluster
     left_s = busy_s.take(table.dec[count:])
     left_s -= np.add.reduce(terms[:ADMISSION, count:], axis=0)
     admission[count:] += np.maximum(left_s, 0.0)
-
-
-def _hidden(worker: Standing, cluster: Cluster) -> Floats:
-    """[4, P]: seconds that prefill goes on after its first and after its last but one chunk, and the parts
-    of the move that are still to come when its last and its last but one chunk are done."""
-    rows = np.empty((4, len(worker.chunk)))
-    compute = worker.prefill_s - cluster.state.prefill_base_s
-    np.multiply(compute, 1.0 - worker.chunk, out=rows[0])
-    np.multiply(compute, worker.last, out=rows[1])
-    rows[2] = worker.last
-    np.minimum(worker.chunk + worker.last, 1.0, out=rows[3])
-    return rows.take(cluster.candidates.pre, axis=1)
-
-
-def _visible(wire: Floats, hidden: Floats) -> Floats:
-    """Seconds by which a move of `wire` outlasts the prefill.
-
-    The chunk whose data arrives last is waited for: that is the first, the last or the one before it, for
-    between full chunks both compute and wire grow linearly. The prefill's base is spent before any chunk.
-    """
-    after_first, after_late, last, late = hidden
-    visible: Floats = wire - after_first
-    np.maximum(visible, wire * last, out=visible)
-    late_end = wire * late
-    late_end -= after_late
-    np.maximum(visible, late_end, out=visible)
-    return visible
 
 
 def _fits(request: Request, cluster: Cluster) -> Bools:

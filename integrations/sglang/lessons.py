@@ -12,6 +12,7 @@ from kvferry.models.terms.hidden import NOISE_S
 from kvferry.models.terms.learner import Learner, Move
 from kvferry.models.terms.way import Way
 from kvferry.policy.costs import Costs
+from kvferry.policy.decision import STRUCTURED
 from kvferry.policy.features import EPSILON_S, FEATURE_SET, FEATURES
 from kvferry.policy.worker import Speed, Worker
 
@@ -93,7 +94,6 @@ class Lessons:
             split=split,
             ttft_s=(_known(record.structured_ttft_s, terms.ttft_s), terms.ttft_s.p90, outcome.ttft_s),
             itl_s=(_known(record.structured_itl_s, terms.itl_s), terms.itl_s.p90, outcome.itl_s),
-            transfer_s=(terms.transfer_s.p90, outcome.stages.transfer_s if split else None),
             queue_s=(_structured_queue_s(record), _waited_s(outcome)),
             included=note.bias,
         )
@@ -116,6 +116,8 @@ class Lessons:
             others_s = terms.queue_s.p50 + terms.prefill_s.p50 + terms.admission_s.p50 + terms.repack_s.p50
             seen_s, noise_s = max(0.0, outcome.ttft_s - others_s), max(NOISE_S, BLUR * outcome.ttft_s)
             guessed = True
+        if stages.transfer_s is not None and (record.fallback or record.model_version == STRUCTURED):
+            self.learner.travelled(way.link, chosen.relation, terms.transfer_s.p90, stages.transfer_s)
         prefill_s = terms.prefill_s.p50 if stages.prefill_s is None else stages.prefill_s
         self.learner.moved(
             Move(way, chosen.relation, moved_bytes, descriptors, busy_s, seen_s, prefill_s, noise_s, guessed)

@@ -9,12 +9,13 @@ import numpy as np
 from kvferry.models.calibration import Bias, Calibration
 from kvferry.models.link_speed import LinkSpeeds
 from kvferry.models.terms.hidden import NOISE_S, nearest_s, waited_for
+from kvferry.models.terms.members import MOST_MEMBERS, Key
 from kvferry.models.terms.overhead import Overheads
 from kvferry.models.terms.pool import Pool
 from kvferry.models.terms.prefill import Prefills
 from kvferry.models.terms.repack import Repacks
 from kvferry.models.terms.runs import Runs
-from kvferry.models.terms.spread import Spreads
+from kvferry.models.terms.spread import Spread, Spreads
 from kvferry.models.terms.told import decode, encode
 from kvferry.models.terms.transfer import Transfers, key_of
 from kvferry.models.terms.way import Path, Way, path_of
@@ -69,6 +70,7 @@ class Learner:
     _calibrations: dict[str, Calibration] = field(default_factory=dict)
     _spreads: dict[str, Spreads] = field(default_factory=dict)
     _overheads: dict[str, Overheads] = field(default_factory=dict)
+    _moving: dict[Key, Spread] = field(default_factory=dict)
     _known: "_Links | None" = None
     _flying: dict[str, tuple[Way, str, float, float]] = field(default_factory=dict)
 
@@ -83,7 +85,6 @@ class Learner:
             "itl_bias": np.array(bias.itl),
             "ttft_wide": np.array(spreads.ttft_wide),
             "itl_wide": np.array(spreads.itl_wide),
-            "transfer_wide": np.array([spreads.transfer.wide]),
             "queue_base_s": np.array(self.overheads(model).base_s),
         }
         if not links:
@@ -98,6 +99,7 @@ class Learner:
             "link_offset_s": known.columns[0],
             "link_byte_factor": known.columns[1],
             "link_descriptor_factor": known.columns[2],
+            "link_wide": np.array([*map(self._wide, links, relations)]),
             "link_more_per_byte": np.array([*map(self.more_per_byte, links, relations)]),
         }
 
@@ -108,6 +110,10 @@ class Learner:
         for path, relation, (by_byte, by_descriptor) in zip(paths, relations, factors, strict=True):
             self.speeds.known(path, relation, by_byte, by_descriptor)
         return _Links(links, self.transfers.pool.turn(now_s), paths, columns)
+
+    def _wide(self, link: Link, relation: str) -> float:
+        found = self._moving.get(key_of(link, relation))
+        return 0.0 if found is None else found.wide
 
     def more_per_byte(self, link: Link, relation: str) -> float:
         """Descriptors beyond those of a prompt in one piece."""
@@ -178,6 +184,12 @@ class Learner:
             piece = waited_for(max(visible_s, 0.0), *behind)
             self.transfers.seen(way, move.relation, wire, piece, around_s, move.seen_s, now_s)
 
+    def travelled(self, link: Link, relation: str, p90_s: float, seen_s: float) -> None:
+        """What was seen of a move, and the structured 90th percentile of that."""
+        if len(self._moving) > MOST_MEMBERS:
+            del self._moving[next(iter(self._moving))]
+        self._moving.setdefault(key_of(link, relation), Spread()).observe(seen_s, p90_s)
+
     def scattered(self, link: Link, relation: str, more: float, moved_bytes: float) -> None:
         """A move took `more` descriptors than it would have with its pages side by side."""
         self.runs.seen(key_of(link, relation), more, moved_bytes)
@@ -198,18 +210,16 @@ class Learner:
         split: bool,
         ttft_s: tuple[float | None, float | None, float | None],
         itl_s: tuple[float | None, float | None, float | None],
-        transfer_s: tuple[float | None, float | None] = (None, None),
         queue_s: tuple[float | None, float | None] = (None, None),
         included: Bias | None = None,
     ) -> None:
         """A request ran as it was predicted: (structured median, 90th percentile, actual) of its times, and
-        (90th percentile, actual) of what was seen of its move, (structured, actual) of its wait.
+        (structured, actual) of its wait.
         `included`: see `Calibration`."""
         self.calibration(model).observe(split, ttft_s[0], ttft_s[2], itl_s[0], itl_s[2], included=included)
         spreads = self.spreads(model)
         spreads.ttft[split].observe(ttft_s[2], ttft_s[1])
         spreads.itl[split].observe(itl_s[2], itl_s[1])
-        spreads.transfer.observe(transfer_s[1], transfer_s[0])
         self.overheads(model).by_mode[split].observe(*queue_s)
 
     # What routers tell each other (models.evidence.Evidence)

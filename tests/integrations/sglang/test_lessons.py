@@ -188,3 +188,21 @@ def test_pages_that_came_to_lie_apart_are_counted_where_neighbours_are_merged(
         lessons.decided(made, way, ends_itself=True)
         lessons.told(made, ok(descriptors=108, moved_bytes=100_000_000))
     assert known() == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("version", "fallback", "learned"),
+    [("structured", "", True), ("m-1", "outside", True), ("m-1", "", False)],
+)
+def test_how_far_moves_scatter_is_learned_of_what_the_structured_models_said(
+    version: str, fallback: str, learned: bool
+) -> None:
+    lessons = Lessons(Clock())
+    made = msgspec.structs.replace(record(transfer_s=0.1), model_version=version, fallback=fallback)
+    for _ in range(20):
+        lessons.decided(made, WAY, ends_itself=True)
+        lessons.told(made, ok(stages=Stages(transfer_s=0.3, prefill_s=0.1)))
+    other = dataclasses.replace(LINK, dst_host="c")
+    wide, untouched = lessons.learner.state("m", [LINK, other], ["", ""])["link_wide"]
+    assert bool(wide > 0.5) is learned
+    assert untouched == 0.0
