@@ -41,7 +41,8 @@ class Watched:
         decision = policy.decide(request, cluster)
         if row not in self.seen:
             self.seen[row] = decision.costs
-            _ = decision.costs.features  # worked out now: the state that they are of will change
+            # worked out now, and the catalogue's transfer with them: the state that they are of will change
+            _ = decision.costs.features
         return decision
 
 
@@ -68,6 +69,7 @@ def simulated_rows(requests: int, seed: int, rate_rps: float = 12.0) -> Rows:
         time_s=START_S + run.arrival_s[rows],
         split=run.split[rows],
         key=rows.astype(np.uint64),
+        catalogue_s=np.array([each.catalogue_transfer_s or np.nan for each in costs], np.float32),
     ).in_time_order()
 
 

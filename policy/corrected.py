@@ -13,6 +13,7 @@ from kvferry.policy.costs import Costs, Estimate
 from kvferry.policy.features import EPSILON_S, features
 from kvferry.policy.predict import ITL, Prediction, predict
 from kvferry.policy.request import Request
+from kvferry.policy.unlearned import catalogue_transfer_s
 
 
 def predicted(request: Request, cluster: Cluster) -> Prediction:
@@ -38,7 +39,8 @@ def predicted(request: Request, cluster: Cluster) -> Prediction:
 def told(
     costs: list[Costs], rows: Sequence[int], request: Request, cluster: Cluster, prediction: Prediction
 ) -> list[Costs]:
-    """The costs of some plans with what the model was shown of them, and its quantiles for every term."""
+    """The costs of some plans with what the model was shown of them, its quantiles for every term, and the
+    transfer with nothing learned."""
     correction = prediction.correction
     if correction is not None:
         quantiles = correction.quantiles(rows)
@@ -52,12 +54,15 @@ def told(
             found = prediction.features
             if found is None:
                 found = features(request, cluster, prediction)
-            return {"features": tuple(round(value, 5) for value in found[:, row].tolist())}
+            return {
+                "features": tuple(round(value, 5) for value in found[:, row].tolist()),
+                "catalogue_transfer_s": catalogue_transfer_s(cluster, prediction, row),
+            }
 
         return work
 
     for each, row in zip(costs, rows, strict=True):
-        each.defer(shown(row), "features")
+        each.defer(shown(row), "features", "catalogue_transfer_s")
     return costs
 
 

@@ -27,6 +27,7 @@ class Costs(Deferring):
 
     `structured_ttft_s` and `structured_itl_s`: medians before a learned model corrected them; `fallback`: why
     one that was there did not. `features`: what it was, or would have been, shown (`policy.features`).
+    `catalogue_transfer_s`: the transfer with nothing learned of its link (`policy.unlearned`), 0 colocated.
     """
 
     queue_s: Estimate
@@ -47,3 +48,4 @@ class Costs(Deferring):
     structured_itl_s: float = 0.0
     fallback: str = ""
     features: tuple[float, ...] = ()
+    catalogue_transfer_s: float = 0.0

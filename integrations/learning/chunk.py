@@ -29,8 +29,9 @@ class Chunk:
     id_hash, time_s: of the record; split: its plan; acted: it was no shadow; status: position in STATUSES, -1
     without an outcome; rescued: another plan answered; retracted: decoding was interrupted. feature_set:
     NO_SET, OUR_SET or OTHER_SET; features: [N, F], anything where that is not OUR_SET. predicted_s:
-    [N, 3, 7], QUANTILES of TARGETS, 0 where nothing was said; corrected: a learned model's. stages_s: [N, 8]
-    as in STAGES. Times in seconds.
+    [N, 3, 7], QUANTILES of TARGETS, 0 where nothing was said; corrected: a learned model's. catalogue_s: the
+    transfer with nothing learned of its link, 0 where nothing was said. stages_s: [N, 8] as in STAGES. Times
+    in seconds.
     """
 
     id_hash: NDArray[np.uint64]
@@ -44,6 +45,7 @@ class Chunk:
     features: NDArray[np.float32]
     predicted_s: Floats
     corrected: Bools
+    catalogue_s: Floats
     ttft_s: Floats
     itl_s: Floats
     e2e_s: Floats
@@ -77,7 +79,7 @@ def _chunk(records: Sequence[Needed | DecisionRecord]) -> Chunk:
     numbers = np.array([_numbers(record) for record in records], np.float64)
     ours = iter(np.split(numbers, np.cumsum(_WIDTHS)[:-1], axis=1))
     heads, said, stages = ours
-    time_s, split, acted, status, rescued, retracted, corrected, ttft_s, itl_s, e2e_s = heads.T
+    time_s, split, acted, status, rescued, retracted, corrected, catalogue_s, ttft_s, itl_s, e2e_s = heads.T
     with np.errstate(over="ignore"):  # what float32 cannot hold is dropped for not being finite
         features = np.array(shown, np.float64).astype(np.float32)
     return Chunk(
@@ -92,6 +94,7 @@ def _chunk(records: Sequence[Needed | DecisionRecord]) -> Chunk:
         features=features,
         predicted_s=said.reshape(len(records), len(TARGETS), len(QUANTILES)).transpose(0, 2, 1),
         corrected=corrected > 0,
+        catalogue_s=catalogue_s,
         ttft_s=ttft_s,
         itl_s=itl_s,
         e2e_s=e2e_s,
@@ -99,7 +102,7 @@ def _chunk(records: Sequence[Needed | DecisionRecord]) -> Chunk:
     )
 
 
-_WIDTHS = (10, len(TARGETS) * len(QUANTILES), len(STAGES))
+_WIDTHS = (11, len(TARGETS) * len(QUANTILES), len(STAGES))
 _NOTHING = (math.nan,) * len(STAGES)
 
 
@@ -113,6 +116,7 @@ def _numbers(record: Needed | DecisionRecord) -> list[float]:
         outcome is not None and (bool(outcome.rescued_from) or outcome.served_by not in ("", plan)),
         outcome is not None and bool(outcome.retractions),
         record.model_version != "structured" and not record.fallback,
+        record.catalogue_transfer_s,
     ]
     if outcome is None:
         row += (None, None, None)

@@ -32,6 +32,8 @@ def cleaned(chunk: Chunk, tally: Tally) -> Rows:
     with np.errstate(over="ignore", invalid="ignore"):
         structured_s = _structured(chunk)
         said = np.where(_unsaid(chunk.predicted_s), np.nan, chunk.predicted_s)
+        told = (chunk.catalogue_s > 0.0) & (chunk.catalogue_s < NEVER_S)
+        catalogue_s = np.where(told, chunk.catalogue_s, np.nan)
         microseconds = np.rint(np.nan_to_num(chunk.time_s) * 1e6).astype(np.int64).astype(np.uint64)
     return Rows(
         features=chunk.features[left],
@@ -43,6 +45,7 @@ def cleaned(chunk: Chunk, tally: Tally) -> Rows:
         key=(chunk.id_hash ^ (microseconds * _MIX))[left],
         predicted_s=said[left].astype(np.float32),
         corrected=chunk.corrected[left],
+        catalogue_s=catalogue_s[left].astype(np.float32),
     )
 
 

@@ -29,7 +29,7 @@ class Collector:
 
     def add(self, rows: Rows) -> None:
         if not self._predictions:
-            rows = dataclasses.replace(rows, predicted_s=None, corrected=None)
+            rows = dataclasses.replace(rows, predicted_s=None, corrected=None, catalogue_s=None)
         self._keep(self._thinned(rows))
         while self._held > self._most:
             self._halvings += 1

@@ -56,6 +56,7 @@ class Needed(msgspec.Struct, frozen=True):
     model_version: str = ""
     mode: Literal["live", "canary", "shadow"] = "live"
     terms: NeededTerms = NeededTerms()
+    catalogue_transfer_s: float = 0.0
     fallback: str = ""
     features: tuple[float, ...] = ()
     feature_set: str = ""

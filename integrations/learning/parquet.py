@@ -18,6 +18,7 @@ _QUANTILES = ("p50", "p90", "p99")
 _OUTCOME = ("status", "ttft_s", "itl_s", "e2e_s", "rescued_from", "served_by", "retractions")
 _COLUMNS = (
     *("id", "time", "mode", "model_version", "fallback", "features", "feature_set"),
+    "catalogue_transfer_s",
     *("chosen.plan", "chosen.mode"),
     *(f"terms.{target}_s.{quantile}" for target in TARGETS for quantile in _QUANTILES),
     *(f"outcome.{name}" for name in _OUTCOME),
@@ -69,6 +70,7 @@ def _chunk(batch: Batch) -> Chunk:
         features=batch.listed("features", ours, len(FEATURES)),
         predicted_s=np.nan_to_num(np.column_stack(said)).reshape(batch.rows, len(_QUANTILES), len(TARGETS)),
         corrected=~batch.equal("model_version", "structured") & ~_told(batch, "fallback"),
+        catalogue_s=np.nan_to_num(batch.floats("catalogue_transfer_s")),
         ttft_s=batch.floats("outcome.ttft_s"),
         itl_s=batch.floats("outcome.itl_s"),
         e2e_s=batch.floats("outcome.e2e_s"),

@@ -28,8 +28,8 @@ def read_rows(
 ) -> Rows:
     """All that can be learned from, oldest first, each request once; `tally` says what was left out.
 
-    `predictions`: also what the version that decided had said. Beyond `most` rows they are thinned evenly.
-    Memory grows with the rows, not with the log. Raises SourceError.
+    `predictions`: also what the version that decided, and the catalogue, had said. Beyond `most` rows they
+    are thinned evenly. Memory grows with the rows, not with the log. Raises SourceError.
     """
     rows = Collector(tally, most, predictions=predictions)
     for chunk in read_chunks(sources, tally, progress, namespace):

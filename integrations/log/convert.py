@@ -87,6 +87,7 @@ def record_of(
         decide_us=_number(decide_us),
         structured_ttft_s=_number(costs.structured_ttft_s),
         structured_itl_s=_number(costs.structured_itl_s),
+        catalogue_transfer_s=_number(costs.catalogue_transfer_s),
         fallback=costs.fallback,
         features=costs.features,
         feature_set=FEATURE_SET if costs.features else "",

@@ -201,7 +201,9 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     `deadline_s`: how long after dispatch the first byte might take before the router rescued.
     `structured_*`: medians before the model `model_version` corrected them; `fallback`: why that one, though
     there, did not. `features`: what it was (or would have been) shown of the chosen plan, in the order of
-    `feature_set`. `explored`: the plan was drawn to learn from it, and another one would have been chosen.
+    `feature_set`. `catalogue_transfer_s`: the transfer with nothing learned of its link, 0 where it is a
+    colocated plan or nobody said. `explored`: the plan was drawn to learn from it, and another one would have
+    been chosen.
     `picture`: null where none was taken.
     """
 
@@ -225,6 +227,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     decide_us: float = 0.0
     structured_ttft_s: float = 0.0
     structured_itl_s: float = 0.0
+    catalogue_transfer_s: float = 0.0
     fallback: str = ""
     features: tuple[float, ...] = ()
     feature_set: str = ""

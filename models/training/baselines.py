@@ -32,15 +32,22 @@ def linear_fit(earlier: Rows, later: Rows) -> F32:
 def catalogue(rows: Rows) -> F32:
     """[N, 3, 7]: structured predictions without what routers had learned, as far as logs tell; medians only.
 
-    ttft: the sum of the structured terms, without what TTFTs were late by; transfer: without the link's
-    learned slowness. Speeds and link factors that were learned stay in; of the rest nothing is known (NaN).
+    transfer: what the link's own figures said (`policy.unlearned`). Of an older kvferry, which did not log
+    that, it is the structured transfer over the link's learned slowness: the factors and the offset that
+    were learned stay in. ttft: the sum of the structured terms with that transfer, without what TTFTs were
+    late by; the queue's learned base and a learned repack stay in, and so do speeds, here and in what the
+    prefill hides. Of the rest nothing is known (NaN).
     """
     out = np.full((len(rows), len(QUANTILES), len(TARGETS)), np.nan, np.float32)
-    terms = [TARGETS.index(name) for name in TERMS]
-    out[:, 0, TARGETS.index("ttft")] = np.nansum(rows.structured_s[:, terms], axis=1)
     transfer = TARGETS.index("transfer")
     slowness = np.exp(rows.features[:, FEATURES.index("log_slowness")])
-    out[:, 0, transfer] = rows.structured_s[:, transfer] / np.maximum(slowness, 1e-6)
+    moved_s = rows.structured_s[:, transfer] / np.maximum(slowness, 1e-6)
+    if rows.catalogue_s is not None:
+        moved_s = np.where(np.isnan(rows.catalogue_s), moved_s, rows.catalogue_s)
+    out[:, 0, transfer] = moved_s
+    others = [TARGETS.index(name) for name in TERMS if name != "transfer"]
+    terms = np.column_stack([rows.structured_s[:, others], moved_s])
+    out[:, 0, TARGETS.index("ttft")] = np.nansum(terms, axis=1)
     return out
 
 

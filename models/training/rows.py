@@ -26,7 +26,8 @@ class Rows:
     structured_s: [N, 7], the structured medians of the same, in seconds. time_s: [N], Unix seconds of the
     decision. split: [N], whether the plan was a split one. key: [N], which request it was (a hash).
     predicted_s: [N, 3, 7], what the version that decided said at QUANTILES, and corrected: [N], whether that
-    was a learned model's correction; None where they were not read.
+    was a learned model's correction; catalogue_s: [N], the transfer with nothing learned of its link. None
+    where they were not read.
     Raises ValueError on shapes that do not belong together.
     """
 
@@ -38,6 +39,7 @@ class Rows:
     key: NDArray[np.uint64]
     predicted_s: F32 | None = None
     corrected: NDArray[np.bool_] | None = None
+    catalogue_s: F32 | None = None
     feature_set: str = FEATURE_SET
 
     def __post_init__(self) -> None:
@@ -51,6 +53,7 @@ class Rows:
             "key": (rows,),
             "predicted_s": (rows, len(QUANTILES), len(TARGETS)),
             "corrected": (rows,),
+            "catalogue_s": (rows,),
         }
         for name, shape in shapes.items():
             column = getattr(self, name)
@@ -151,6 +154,7 @@ class Rows:
             key=np.empty(0, np.uint64),
             predicted_s=np.empty((0, quantiles, wide), np.float32),
             corrected=np.empty(0, np.bool_),
+            catalogue_s=np.empty(0, np.float32),
         )
 
 

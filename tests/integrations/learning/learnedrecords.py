@@ -69,6 +69,7 @@ def decided(n: int, **changed: Any) -> DecisionRecord:
         policy="kvferry",
         model_version="structured",
         terms=Terms(**terms),
+        catalogue_transfer_s=0.5 * said["transfer"],
         features=tuple(round(value, 5) for value in shown.values()),
         feature_set=FEATURE_SET,
         outcome=Outcome(

@@ -121,6 +121,15 @@ def test_a_quantile_that_nobody_said_is_unknown() -> None:
     assert np.isnan(rows.predicted_p99).all()
 
 
+def test_what_the_catalogue_said_is_known_of_splits_that_a_record_tells_it_of() -> None:
+    told = [GOOD, decided(2), *(replace(decided(n), catalogue_transfer_s=0.0) for n in (3, 5))]
+    rows, _ = clean(*told, replace(decided(7), catalogue_transfer_s=NEVER_S))
+    assert rows.catalogue_s is not None
+    assert rows.catalogue_s.dtype == np.float32
+    assert rows.catalogue_s[0] == pytest.approx(GOOD.catalogue_transfer_s)
+    assert np.isnan(rows.catalogue_s[1:]).all()
+
+
 def test_targets_are_by_how_much_predictions_were_off() -> None:
     rows, _ = clean(GOOD)
     place = TARGETS.index("transfer")

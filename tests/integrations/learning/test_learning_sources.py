@@ -81,6 +81,11 @@ def test_parquet_of_an_older_kvferry_lacks_columns(odd, tmp_path) -> None:  # ty
     _, tally = read(file)
     assert (tally.read, tally.kept) == (len(odd), 0)
     assert tally.dropped["no_features"] > 50
+    parquet.write_table(table.drop_columns(["catalogue_transfer_s"]), file)
+    rows, tally = read(file)
+    assert len(rows) > 50
+    assert rows.catalogue_s is not None
+    assert np.isnan(rows.catalogue_s).all()
     parquet.write_table(pa.table({"name": ["x"]}), file)
     with pytest.raises(SourceError, match="is no decision log: it has no column 'id'"):
         read(file)

@@ -16,8 +16,10 @@ from kvferry.policy.plan import Colocated, Split
 from kvferry.policy.request import Request
 
 FOLDER = Path(__file__).parent / "golden"
-GOLDEN = FOLDER / "decision_v1_learning.json"
-EARLIER = (FOLDER / "decision_v1.json", FOLDER / "decision_v1_telemetry.json")
+GOLDEN = FOLDER / "decision_v1_catalogue.json"
+EARLIER = tuple(
+    FOLDER / f"{name}.json" for name in ("decision_v1", "decision_v1_telemetry", "decision_v1_learning")
+)
 
 
 def test_the_golden_record_stays_readable_and_byte_stable() -> None:
@@ -30,6 +32,7 @@ def test_the_golden_record_stays_readable_and_byte_stable() -> None:
     assert record.outcome.moved is not None
     assert len(record.features) == 24
     assert record.picture is not None
+    assert record.catalogue_transfer_s == 0.0384
     # when a field is added, add a golden file that has it, and put this one among the earlier ones
     assert write_record(record) == line
 
@@ -58,6 +61,7 @@ def test_what_an_earlier_version_did_not_know_is_not_made_up() -> None:
     assert outcome is not None
     assert (outcome.moved, outcome.retractions, outcome.found, outcome.missing) == (None, None, {}, {})
     assert outcome.stages.decode_s is None
+    assert read_record(EARLIER[-1].read_bytes()).catalogue_transfer_s == 0.0
 
 
 def test_a_record_of_the_future_is_read_without_what_is_new() -> None:
@@ -149,13 +153,15 @@ def test_any_decision_becomes_a_record_that_reads_back_equal(
 
 def test_values_the_policy_computes_with_numpy_are_plain_in_the_record() -> None:
     one = Estimate(np.float32(0.25), np.float64(np.inf))  # type: ignore[arg-type]
-    costs = Costs(one, one, one, one, one, one, one, one, np.float64(np.nan), 0.0, np.int64(7), np.int64(2))  # type: ignore[arg-type]
+    figures = np.float64(np.nan), 0.0, np.int64(7), np.int64(2)
+    costs = Costs(*(one,) * 8, *figures, catalogue_transfer_s=np.float32(0.5))  # type: ignore[arg-type]
     record = record_of(
         Request("i", "m", 1), Decision(Colocated("w"), Reason.RULE, costs, "p"), time_s=0.0, router="r"
     )
     assert record.terms.queue_s == Term(0.25, NEVER_S)
     assert record.chosen.score == NEVER_S
     assert record.chosen.moved_bytes == 7
+    assert record.catalogue_transfer_s == 0.5
     assert read_record(write_record(record)) == record
 
 

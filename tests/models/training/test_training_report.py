@@ -106,8 +106,20 @@ def test_the_catalogue_does_without_what_links_had_shown() -> None:
     rows.features[:, FEATURES.index("log_slowness")] = np.log(4.0)
     said = catalogue(rows)
     assert said[:, 0, TRANSFER] == pytest.approx(rows.structured_s[:, TRANSFER] / 4.0)
-    assert said[:, 0, TTFT] == pytest.approx(rows.structured_s[:, [PREFILL, TRANSFER]].sum(axis=1))
+    assert said[:, 0, TTFT] == pytest.approx(rows.structured_s[:, PREFILL] + said[:, 0, TRANSFER])
     assert np.isnan(said[:, 1:]).all()
+
+
+def test_what_the_catalogue_itself_said_is_taken_where_a_log_has_it() -> None:
+    rows = made(3)
+    rows.features[:, FEATURES.index("log_slowness")] = np.log(4.0)
+    guessed = catalogue(rows)[:, 0]
+    told = np.array([0.3, np.nan, 0.5], np.float32)
+    said = catalogue(dataclasses.replace(rows, catalogue_s=told))[:, 0]
+    assert said[:, TRANSFER] == pytest.approx([0.3, guessed[1, TRANSFER], 0.5])
+    assert said[:, TTFT] == pytest.approx(rows.structured_s[:, PREFILL] + said[:, TRANSFER])
+    later = dataclasses.replace(rows, structured_s=9 * rows.structured_s, catalogue_s=told)
+    assert catalogue(later)[[0, 2], 0, TRANSFER] == pytest.approx([0.3, 0.5])  # whatever was learned
 
 
 def test_the_best_baseline_is_the_one_with_the_smallest_error() -> None:

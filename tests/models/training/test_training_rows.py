@@ -26,6 +26,7 @@ def drawn(count: int, seed: int = 0) -> Rows:
         key=rng.integers(0, 2**63, count).astype(np.uint64),
         predicted_s=rng.random((count, quantiles, wide), np.float32),
         corrected=rng.random(count) < 0.5,
+        catalogue_s=rng.random(count, np.float32),
     )
 
 
