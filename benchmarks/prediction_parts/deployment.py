@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from prediction_parts.wire import Wire
 
@@ -33,58 +34,68 @@ ROUTER_READY_S = 60.0
 
 
 @contextmanager
-def deployment(folder: Path, policy: str, wires: Sequence[Wire]) -> Iterator[str]:
-    """The URL of a router whose log is FOLDER/decisions.jsonl. A prefill and a decode worker share this host,
-    and at the far end of every wire there is one more prefill worker.
+def deployment(
+    folder: Path,
+    policy: str,
+    wires: Sequence[Wire],
+    *,
+    near: Sequence[WorkerSpec] = (PREFILL, DECODE),
+    switches: Mapping[str, str] = MappingProxyType({}),
+    flags: Sequence[str] = (),
+) -> Iterator[str]:
+    """The URL of a router whose log is FOLDER/decisions.jsonl. Workers `near` share this host, and at the far
+    end of every wire there is one more prefill worker. `switches` are the plugin's, over those that switch on
+    all of it; `flags` are more of the router's.
 
     Raises LocalWorkerError when a worker, and RuntimeError when the router, does not start.
     """
-    if missing := missing_requirement([PREFILL, DECODE]):
+    if missing := missing_requirement([PREFILL, *near]):
         raise LocalWorkerError(missing)
     with ExitStack() as stack:
         store = EmbeddedValkey()
         asyncio.run(store.start())
         stack.callback(store.stop)
         host = wires[0].here if wires else "127.0.0.1"
-        workers = [_Worker(spec, host, store.url, folder) for spec in (PREFILL, DECODE)]
-        workers += [_Worker(PREFILL, wire.address, store.url, folder, wire) for wire in wires]
+        env = {**dict(plugin_env(store.url)), **switches}
+        workers = [_Worker(spec, host, env, folder) for spec in near]
+        workers += [_Worker(PREFILL, wire.address, env, folder, wire) for wire in wires]
         for worker in workers:
             worker.launch()
             stack.callback(worker.stop)
         for worker in workers:
             worker.wait_ready(WORKERS_READY_S)
-        yield stack.enter_context(_router([worker.url for worker in workers], policy, store.url, folder))
+        urls = [worker.url for worker in workers]
+        yield stack.enter_context(_router(urls, ["--policy", policy, *flags], store.url, folder))
 
 
 class _Worker(LocalWorker):
     """One that has the plugin, here or at the far end of a wire."""
 
     def __init__(
-        self, spec: WorkerSpec, host: str, store_url: str, folder: Path, wire: Wire | None = None
+        self, spec: WorkerSpec, host: str, env: Mapping[str, str], folder: Path, wire: Wire | None = None
     ) -> None:
-        env = list(plugin_env(store_url))
         if wire is not None:  # else NIXL would go past it: all of this is one machine's memory
-            env += [("UCX_TLS", "tcp,self"), ("UCX_NET_DEVICES", wire.device)]
+            env = {**env, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": wire.device}
         options = WorkerOptions(
             host=host,
             page_size=PAGE_TOKENS,
             max_total_tokens=KV_TOKENS,
             max_running_requests=MOST_RUNNING,
-            env=tuple(env),
+            env=tuple(env.items()),
         )
         # nothing else listens in a fresh namespace, whose ports cannot be tried from here
         port, bootstrap_port = FAR_PORTS if wire else free_ports(2, host)
-        name = f"{spec.role}-{wire.mbit_per_s:g}mbit" if wire else spec.role
+        name = f"{spec.role}-{wire.device}-{wire.mbit_per_s:g}mbit" if wire else spec.role
         bootstrap, log = bootstrap_port if spec.role == "prefill" else None, folder / f"{name}.log"
         super().__init__(name, spec, options, cached_model(TinyModel()), port, bootstrap, log)
         self._command = [*(wire.prefix if wire else ()), *self._command]
 
 
 @contextmanager
-def _router(urls: list[str], policy: str, store_url: str, folder: Path) -> Iterator[str]:
+def _router(urls: list[str], flags: list[str], store_url: str, folder: Path) -> Iterator[str]:
     log = folder / "router.log"
     command = [sys.executable, "-m", "kvferry.integrations.cli.app", "serve", "--worker-urls", *urls]
-    command += ["--port", "0", "--policy", policy, "--redis", store_url]
+    command += ["--port", "0", "--redis", store_url, *flags]
     command += ["--log-file", str(folder / "decisions.jsonl")]
     with log.open("wb") as file:
         process = subprocess.Popen(
