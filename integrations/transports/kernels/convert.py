@@ -1,0 +1,31 @@
+"""From one KV dtype to another, in staged form."""
+
+from kvferry.integrations.transports.kernels.fp8 import dequantise, magnitudes, quantise
+from kvferry.integrations.transports.kernels.tensors import DTYPES, torch
+
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def convert(
+    staged: torch.Tensor,
+    dtype: str,
+    scales: torch.Tensor | None = None,
+    wanted: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Staged KV in `dtype`, and the scales of the result where it is fp8 (see `fp8`), else None.
+
+    `scales` are those that the input has where it is fp8 (1 without), `wanted` those that the output is to
+    have where it is fp8 (its own without). The same dtype is returned as it is, with `scales`, unless other
+    scales are wanted.
+    ValueError where a value is not finite in float16 or has no scale in fp8.
+    """
+    target = DTYPES[dtype]
+    if staged.dtype == target and (wanted is None or target not in _FP8):
+        return staged, scales
+    if target in _FP8:
+        wide = dequantise(staged, "float32", scales) if staged.dtype in _FP8 else staged
+        return quantise(wide, dtype, wanted)
+    out = dequantise(staged, dtype, scales) if staged.dtype in _FP8 else staged.to(target)
+    if target == torch.float16:
+        magnitudes(out)
+    return out, None

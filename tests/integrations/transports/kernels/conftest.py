@@ -1,0 +1,6 @@
+"""The slow reference is imported by its file's name."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
