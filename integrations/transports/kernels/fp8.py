@@ -16,9 +16,12 @@ _SAME_WIDTH = {4: torch.int32, 2: torch.int16}
 
 
 def quantise(
-    staged: torch.Tensor, dtype: str, scales: torch.Tensor | None = None
+    staged: torch.Tensor,
+    dtype: str,
+    scales: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Staged KV in the fp8 `dtype`, and its scales, float32 [layer, K/V, head].
+    """Staged KV in the fp8 `dtype`, in `out` where given, and its scales, float32 [layer, K/V, head].
 
     Without `scales` each head's largest magnitude becomes the largest fp8 value, so that nothing
     overflows; ValueError where one is not finite. Given ones (positive, finite) are used as they are: what
@@ -31,19 +34,24 @@ def quantise(
         scales = (largest / limit).clamp_(min=torch.finfo(torch.float32).tiny)
         scales[largest == 0] = 1.0
     _check(scales, staged)
-    out = torch.empty(staged.shape, dtype=DTYPES[dtype], device=staged.device)
+    out = result(staged, dtype, out)
     for layer, kv, part in _chunks(staged):
         values = staged[layer, kv, part] * (1 / scales[layer, kv])[:, None]  # float32
         out[layer, kv, part] = values.clamp_(-limit, limit) if clamps else values
     return out, scales
 
 
-def dequantise(staged: torch.Tensor, dtype: str, scales: torch.Tensor | None = None) -> torch.Tensor:
+def dequantise(
+    staged: torch.Tensor,
+    dtype: str,
+    scales: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """fp8 staged KV as `dtype`, each value times its head's scale (1 without `scales`), rounded once."""
     if scales is None:
         scales = torch.ones(staged.shape[0], 2, staged.shape[3], device=staged.device)
     _check(scales, staged)
-    out = torch.empty(staged.shape, dtype=DTYPES[dtype], device=staged.device)
+    out = result(staged, dtype, out)
     for layer, kv, part in _chunks(staged):
         out[layer, kv, part] = _widened(staged[layer, kv, part]).mul_(scales[layer, kv][:, None])
     return out
@@ -78,6 +86,19 @@ def _widened(values: torch.Tensor) -> torch.Tensor:
     # Sign to bit 15, the rest from bit 7 up. The exponent's bias is 15 there and 7 here: 2^8 too small.
     bits = raw.to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
     return bits.view(torch.float16).float().mul_(256.0)
+
+
+def result(staged: torch.Tensor, dtype: str, out: torch.Tensor | None) -> torch.Tensor:
+    """`out`, or memory for the result of converting `staged`; ValueError for an `out` of another form."""
+    wanted = DTYPES[dtype]
+    if out is None:
+        return torch.empty(staged.shape, dtype=wanted, device=staged.device)
+    if out.shape != staged.shape or out.dtype != wanted or out.device != staged.device:
+        raise ValueError(
+            f"a result in {out.dtype} {list(out.shape)} on {out.device}, "
+            f"must be {wanted} {list(staged.shape)} on {staged.device}"
+        )
+    return out
 
 
 def _chunks(staged: torch.Tensor) -> Iterator[tuple[int, int, slice]]:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from kv_slow import DTYPES, FEW, head_of, normal, raw, specs
 
 from kvferry.integrations.transports.kernels import fp8
+from kvferry.integrations.transports.kernels import repack as repacking
 from kvferry.integrations.transports.kernels.convert import convert
 from kvferry.integrations.transports.kernels.fp8 import dequantise, magnitudes, quantise
-from kvferry.integrations.transports.kernels.repack import repack
 from kvferry.integrations.transports.kernels.tensors import DTYPES as TORCH
 from kvferry.integrations.transports.pool import KVPool
 from kvferry.models.moves.place import Place
@@ -159,6 +159,20 @@ def test_float16_cannot_hold_it():
         convert(torch.full((1, 2, 1, 1, 1), 1e6, dtype=torch.bfloat16), "float16")
 
 
+@pytest.mark.parametrize("after", DTYPES)
+@pytest.mark.parametrize("before", DTYPES)
+def test_converted_into_a_buffer(before, after):
+    staged, scales = convert(values(6, "float16"), before)
+    buffer = torch.empty(staged.shape, dtype=TORCH[after])
+    made, used = convert(staged, after, scales, out=buffer)
+    alone, told = convert(staged, after, scales)
+    assert made.data_ptr() == buffer.data_ptr()
+    assert raw(buffer) == raw(alone)
+    assert (used is None) == (told is None) == (after not in FP8)
+    with pytest.raises(ValueError, match="a result in"):
+        convert(staged, after, scales, out=torch.empty(2, 2, 5, 3, 5, dtype=TORCH[after]))
+
+
 def test_fp8_to_the_same_fp8_with_other_scales():
     staged = values(5, "bfloat16")
     narrow, scales = quantise(staged, "fp8_e5m2")
@@ -179,7 +193,7 @@ def test_repack_from_any_dtype_to_any_other(data, seed):
     dst_spec = PoolSpec(2, 2, 4, pages=2, page_size=3, dtype=dst_dtype)
     src, dst, at = normal(src_spec, seed), KVPool(dst_spec), Place.of([2, 0, 1])
     dst_at = Place.of([1, 0])
-    (scales,) = repack([src], at, [dst], dst_at, 5)
+    (scales,) = repacking.repack([src], at, [dst], dst_at, 5)
     assert (scales is not None) == (dst_dtype in FP8)
     relative = BOUNDS.get(dst_dtype, (0, 0))[0] + WIDE.get(dst_dtype, 0)
     for layer in range(2):
@@ -193,8 +207,10 @@ def test_repack_from_any_dtype_to_any_other(data, seed):
                     assert bool(((x - y).abs() <= x.abs() * relative * (1 + 1e-5) + least).all())
 
 
-def test_scales_follow_their_heads():
+@pytest.mark.parametrize("buffer_bytes", [1, 1 << 22])
+def test_scales_follow_their_heads(monkeypatch, buffer_bytes):
     """bf16 at TP 2 to fp8 at TP 4 and back to TP 1: each head with the scales of its own rank."""
+    monkeypatch.setattr(repacking, "_BUFFER_BYTES", buffer_bytes)
     shape = KVShape(layers=2, kv_heads=4, head_dim=8)
 
     def pools(tp: int, dtype: str) -> list[KVPool]:
@@ -203,8 +219,8 @@ def test_scales_follow_their_heads():
 
     src, middle, back = pools(2, "bfloat16"), pools(4, "fp8_e4m3"), pools(1, "bfloat16")
     at = Place.of([1, 0])
-    scales = repack(src, at, middle, at, 8)
-    assert repack(middle, at, back, at, 8, src_scales=scales) == (None,)
+    scales = repacking.repack(src, at, middle, at, 8)
+    assert repacking.repack(middle, at, back, at, 8, src_scales=scales) == (None,)
     for head in range(4):
         for layer in range(2):
             for kv in (0, 1):
@@ -214,5 +230,5 @@ def test_scales_follow_their_heads():
                     y = head_of(back[0], at, token, layer, kv, head).float()
                     bound = torch.clamp(x.abs() * (2**-4 + 2**-8), min=scale * 2**-10)
                     assert bool(((x - y).abs() <= bound * (1 + 2**-4)).all())
-    again = repack(middle, at, pools(2, "fp8_e4m3"), at, 8, src_scales=scales)
+    again = repacking.repack(middle, at, pools(2, "fp8_e4m3"), at, 8, src_scales=scales)
     assert torch.equal(torch.cat(again, dim=2), torch.cat(scales, dim=2))
