@@ -1,0 +1,82 @@
+"""Moves over NIXL (UCX): one thread makes every call that moves bytes, and pumps when nothing moves.
+
+NIXL's own progress thread spins a whole core while idle, so it stays off, and `Pump` polls with backoff
+instead: a peer that does not pump is a peer into which nobody can wire up.
+"""
+
+import importlib
+import logging
+from typing import Any, ClassVar
+
+from kvferry.integrations.transports.errors import Missing, PeerGone, Refused
+from kvferry.integrations.transports.executor import Executor, RemotePeer
+from kvferry.integrations.transports.move import Move
+from kvferry.integrations.transports.nixl_pump import MEMORY, Pump
+from kvferry.integrations.transports.ranges import Ranges
+
+__all__ = ["Nixl"]
+
+log = logging.getLogger(__name__)
+
+
+class Nixl(Executor):
+    """`Transport` over `nixl._api`. Raises `Missing` where that does not load.
+
+    UCX reads its settings (UCX_TLS, UCX_NET_DEVICES) from the environment; `host` is not used.
+    """
+
+    name: ClassVar[str] = "nixl"
+    part_bytes: ClassVar[int] = 64 * 2**20
+
+    def __init__(self, agent: str, host: str = "127.0.0.1") -> None:
+        try:
+            api = importlib.import_module("nixl._api")
+        except ImportError as error:
+            raise Missing(
+                f"nixl does not load: pip install --no-deps nixl nixl-cu12 (or nixl-cu13) ({error})"
+            ) from error
+        super().__init__(agent, host)
+        config = api.nixl_agent_config(backends=[], enable_prog_thread=False)
+        self._library: Any = api.nixl_agent(self.agent, config)
+        self._library.create_backend("UCX", {})
+        self._memory: Any = None
+        self._pump = Pump(self._library)
+
+    def notices(self) -> list[bytes]:
+        return self._pump.notices()
+
+    def _register(self, own: Ranges) -> tuple[str, bytes]:
+        regions = [(region.address, region.nbytes, region.device, "") for region in own.regions]
+        with self._pump.library_lock:
+            self._memory = self._library.register_memory(regions, MEMORY[own.kind])
+            return self.agent, self._library.get_agent_metadata()
+
+    def _connect(self, peer: RemotePeer) -> None:
+        with self._pump.library_lock:
+            try:
+                added = self._library.add_remote_agent(peer.metadata.blob)
+            except Exception as error:
+                # NIXL's errors share no base of their own; whatever it was, this peer cannot be reached.
+                log.debug("add_remote_agent: %r", error)
+                raise PeerGone(f"{peer.name}: nixl cannot add it: {error}") from error
+            if added not in (peer.metadata.agent, peer.metadata.agent.encode()):
+                self._library.remove_remote_agent(added)
+                raise Refused(f"{peer.name}: its metadata names two agents")
+        self._pump.wake()
+
+    def _disconnect(self, peer: RemotePeer) -> None:
+        self._pump.forget(peer, PeerGone(f"{peer.name} was replaced"))
+
+    def _start(self, peer: RemotePeer, move: Move) -> None:
+        assert self.own is not None
+        self._pump.put(peer, self.own, move)
+
+    def _close(self) -> None:
+        self._pump.stop()
+        with self._pump.library_lock:
+            for peer in self._peers.values():
+                self._pump.forget(peer, Refused("the transport was closed"))
+            if self._memory is not None:
+                self._library.deregister_memory(self._memory)
+            self._memory = self._library = None
+        self._pump.release()
