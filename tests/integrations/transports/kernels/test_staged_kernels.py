@@ -28,7 +28,7 @@ def kernels(request):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "triton":
             patch.setenv("TRITON_INTERPRET", "1")
-            pytest.importorskip("triton", reason="Triton's kernels need triton: pip install triton")
+            pytest.importorskip("triton", reason="Triton's kernels need triton: make test-triton")
         else:
             patch.delenv("TRITON_INTERPRET", raising=False)
         name = staged_form._kernels(KVPool(SPEC)).__name__
