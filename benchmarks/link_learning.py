@@ -11,7 +11,7 @@ minutes. Counts are requests over that link from when it was degraded.
 
 --real: real SGLang workers on this machine's CPU, a decode worker and two prefill workers behind wires of
 200 and 80 Mbit/s (network namespaces: root and iproute2; without, a line says so and the exit code is 0),
-and a router with its defaults. One request at a time; after 90 s the faster wire falls to a tenth for 80 s.
+and a router with its defaults. One request at a time; after 90 s the faster wire falls to a tenth for 60 s.
 "Left" counts requests on both wires until ten in a row took the other; "tries" are what went over it after
 that while it was slow. Takes 6 minutes and 6 GiB; other work on the machine is seen as noise. --from judges
 the logs that --keep kept.
