@@ -6,6 +6,8 @@ instead: a peer that does not pump is a peer into which nobody can wire up.
 
 import importlib
 import logging
+import os
+from pathlib import Path
 from typing import Any, ClassVar
 
 from kvferry.integrations.transports.errors import Missing, PeerGone, Refused
@@ -16,13 +18,15 @@ from kvferry.integrations.transports.ranges import Ranges
 
 __all__ = ["Nixl"]
 
+RDMA_DEVICES = Path("/sys/class/infiniband")
+
 log = logging.getLogger(__name__)
 
 
 class Nixl(Executor):
     """`Transport` over `nixl._api`. Raises `Missing` where that does not load.
 
-    UCX reads its settings (UCX_TLS, UCX_NET_DEVICES) from the environment; `host` is not used.
+    UCX reads its settings (UCX_TLS, UCX_NET_DEVICES, UCX_MODULES) from the environment; `host` is not used.
     """
 
     name: ClassVar[str] = "nixl"
@@ -35,6 +39,9 @@ class Nixl(Executor):
             raise Missing(
                 f"nixl does not load: pip install --no-deps nixl nixl-cu12 (or nixl-cu13) ({error})"
             ) from error
+        if not RDMA_DEVICES.is_dir():
+            # UCX's module for RDMA, of no use here, makes the process die of a signal when it exits.
+            os.environ.setdefault("UCX_MODULES", "^ib")
         super().__init__(agent, host)
         config = api.nixl_agent_config(backends=[], enable_prog_thread=False)
         self._library: Any = api.nixl_agent(self.agent, config)

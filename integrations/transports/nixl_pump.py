@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 MEMORY = {"cpu": "DRAM", "cuda": "VRAM"}
 FLYING_PARTS = 2  # the next part is posted before the wire runs dry
-SHORT_S, MOVING_S, IDLE_S = 5e-5, 1e-3, 1e-2
+SHORT_S, MOVING_S, IDLE_S = 5e-5, 1e-3, 2.5e-2
 SLOW_POLL_S = 2e-5  # an empty poll takes 1 us: a longer one moved bytes, and more are behind them
 
 
@@ -46,7 +46,7 @@ class Job:
 
 
 class Pump(threading.Thread):
-    """Polls with backoff: at once while bytes move, 100 times a second while nothing does."""
+    """Polls with backoff: at once while bytes move, 40 times a second while nothing does."""
 
     def __init__(self, library: Any) -> None:
         super().__init__(name="kvferry-nixl", daemon=True)

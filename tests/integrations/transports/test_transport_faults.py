@@ -78,6 +78,26 @@ def test_a_stopped_peer_fails_the_move_at_our_deadline(way):
         raise AssertionError("no move arrived after the peer went on")
 
 
+def test_a_wedged_engine_is_replaced_by_a_fresh_one(way, monkeypatch):
+    if way.name != "mooncake":
+        pytest.skip("only Mooncake's engine wedges")
+    first = way.transport._lanes[way.peer]
+    monkeypatch.setattr(first, "_engine", Refusing())
+    batch = way.scatter(way.process, [16 * KIB], KIB**2, 1)
+    with pytest.raises(Wedged, match="answers") as raised:
+        way.transport.submit(way.peer, batch).wait(30)
+    assert raised.value.may_still_write
+    assert good_move(way, way.peer, way.process, 2)
+    assert way.transport._lanes[way.peer]._engine is not way.transport._first
+    first.join(10)
+    assert not first.is_alive()
+
+
+class Refusing:
+    def batch_transfer_sync_write(self, *_):
+        return -1
+
+
 def tasks_and_sockets():
     links = []
     for descriptor in os.listdir("/proc/self/fd"):
