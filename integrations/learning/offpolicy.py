@@ -117,16 +117,17 @@ def _row(record: DecisionRecord, again: Replay, target: Target) -> list[float] |
     split = record.chosen.mode == "split"
     would = decision.mode is Mode.SPLIT
     chance = decision.propensity_mode if would else 1.0 - decision.propensity_mode
-    modes = [_shown(record, None), _shown(record, None)]
-    modes[split] = _shown(record, record.terms)
-    modes[not split] = _shown(record, _rival(record, split=not split))
+    modes = [_shown(record, _best(record, mode)) for mode in ("colocated", "split")]
     return [float(split), record.propensity.mode, chance, *modes[0], *modes[1], *_values(record, outcome)]
 
 
-def _rival(record: DecisionRecord, *, split: bool) -> Terms | None:
-    """What was predicted of the best plan of the other mode."""
-    kind = "split:" if split else "colocated:"
-    return next((other.terms for other in record.alternatives if other.plan.startswith(kind)), None)
+def _best(record: DecisionRecord, mode: str) -> Terms | None:
+    """What was predicted of the best plan of a mode, whichever was taken: were it that of the plan that was
+    drawn where the mode was taken, and of the best one elsewhere, doubly robust estimates would be biased."""
+    chosen = record.chosen
+    known = [(chosen.score, record.terms)] if chosen.mode == mode else []
+    known += [(one.score, one.terms) for one in record.alternatives if one.plan.startswith(f"{mode}:")]
+    return min(known, key=lambda each: each[0])[1] if known else None
 
 
 def _shown(record: DecisionRecord, terms: Terms | None) -> list[float]:

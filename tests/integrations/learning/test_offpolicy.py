@@ -16,7 +16,7 @@ from kvferry.integrations.learning.model_source import ModelError
 from kvferry.integrations.learning.offpolicy import collect, evaluate_policy
 from kvferry.integrations.learning.target import target_of
 from kvferry.integrations.log.codec import read_record, write_record
-from kvferry.integrations.log.record import NEVER_S, Outcome, Propensity, Term
+from kvferry.integrations.log.record import NEVER_S, Alternative, Outcome, Propensity, Term, Terms
 from kvferry.models.offpolicy.logged import MEASURES
 from kvferry.policy.base import make
 
@@ -69,6 +69,37 @@ def test_the_policy_that_logged_is_found_to_get_what_it_got(bench: ModuleType, n
     assert told["effective_sample_size"] == pytest.approx(len(records), abs=0.1)
     assert told["ips"]["value"] == pytest.approx(told["logged"]["slo_attainment"])
     assert told["ttft_s"]["snips"]["value"] == pytest.approx(told["logged"]["ttft_s"])
+
+
+@pytest.mark.parametrize("drawn", ["split:p2>d@nixl", "split:p1>d@nixl", "colocated:c"])
+def test_what_a_mode_promises_does_not_depend_on_which_plan_was_drawn(
+    coin: tuple[list, dict[str, bytes]], drawn: str
+) -> None:
+    def terms(ttft_s: float) -> Terms:
+        return Terms(ttft_s=Term(ttft_s, ttft_s), itl_s=Term(0.01, 0.01))
+
+    plans = {"split:p1>d@nixl": (1.0, terms(0.1)), "split:p2>d@nixl": (2.0, terms(0.4)),
+             "colocated:c": (1.5, terms(0.2))}  # fmt: skip
+    (record, *_), clusters = coin
+    score, told = plans.pop(drawn)
+    mode = drawn.partition(":")[0]
+    record = msgspec.structs.replace(
+        record,
+        chosen=msgspec.structs.replace(record.chosen, plan=drawn, mode=mode, score=score),
+        terms=told,
+        alternatives=tuple(
+            Alternative(plan, score=score, terms=terms) for plan, (score, terms) in plans.items()
+        ),
+    )
+    logged, _ = collect([record], clusters, target_of(TARGET))
+    assert logged.predicted[:, 0, 0].tolist() == [0.2, 0.1]
+
+
+@pytest.mark.parametrize("name", ["random_by_workers", "always_split"])
+def test_drawing_workers_at_random_biases_nothing(bench: ModuleType, name: str) -> None:
+    told = evaluate_policy(*log_of(bench, "random_by_workers", requests=600), target_of(name)).told()
+    found = told["ttft_s"]
+    assert found["dr"]["value"] == pytest.approx(found["snips"]["value"], rel=0.02)
 
 
 def test_what_is_told_is_json_in_the_words_of_the_design(coin: tuple[list, dict[str, bytes]]) -> None:
