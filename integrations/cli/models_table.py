@@ -12,7 +12,14 @@ from kvferry.integrations.registry.roles import Roles
 from kvferry.models.residual.manifest import ArtifactError, Manifest
 from kvferry.policy.decision import STRUCTURED
 
-SHOWN_METRICS = ("mdape", "mae_s", "coverage_p50", "coverage_p90", "coverage_p99", "n")
+# As `models.training.fit` names them, and as they are headed.
+SHOWN_METRICS = {
+    "rows": "requests",
+    "median_ape": "median error",
+    "coverage_p50": "under p50",
+    "coverage_p90": "p90",
+    "coverage_p99": "p99",
+}
 
 
 def versions_table(versions: Mapping[str, Manifest | ArtifactError], roles: Roles) -> Table:
@@ -23,7 +30,7 @@ def versions_table(versions: Mapping[str, Manifest | ArtifactError], roles: Role
         if isinstance(found, ArtifactError):
             table.add_row(version, "refused", "", "", "", str(found))
             continue
-        error = found.metrics.get("ttft", {}).get("mdape")
+        error = found.metrics.get("ttft", {}).get("median_ape")
         table.add_row(
             version,
             found.kind,
@@ -64,11 +71,9 @@ def facts_table(manifest: Manifest, roles: Roles) -> Table:
 
 def metrics_table(manifest: Manifest) -> Table:
     """By target, on requests that came after those it was trained on."""
-    named = {name for of in manifest.metrics.values() for name in of}
-    shown = [name for name in SHOWN_METRICS if name in named] or sorted(named)[:6]
-    table = _table("target", *(f">{name.removeprefix('coverage_')}" for name in shown))
+    table = _table("target", *(f">{header}" for header in SHOWN_METRICS.values()))
     for target, of in manifest.metrics.items():
-        table.add_row(target, *(_number(name, of.get(name)) for name in shown))
+        table.add_row(target, *(_number(name, of.get(name)) for name in SHOWN_METRICS))
     return table
 
 
@@ -114,6 +119,4 @@ def _when(time_s: float) -> str:
 def _number(name: str, value: Any) -> str:
     if not isinstance(value, int | float):
         return ""
-    if name == "n":
-        return f"{value:.0f}"
-    return f"{value:.1%}" if name == "mdape" or name.startswith("coverage") else f"{value:.4g}"
+    return f"{value:.0f}" if name == "rows" else f"{value:.1%}"

@@ -23,12 +23,14 @@ from kvferry.policy.score import MIN_SLO_S
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
-    """`left_out`: why records say nothing, and of how many that is true."""
+    """`left_out`: why records say nothing, and of how many that is true. `trained_on`: how many of the others
+    the policy's own model was made from."""
 
     name: str
     version: str
     verdict: Verdict
     left_out: Mapping[str, int] = field(default_factory=dict)
+    trained_on: int = 0
 
     def told(self) -> dict[str, Any]:
         """For JSON. `ips`, `snips` and `dr` are of the share of requests that meet their objectives, those of
@@ -54,6 +56,7 @@ class PolicyResult:
             "logged": dict(verdict.logged),
             "refused": verdict.refused or None,
             "unmeasured": dict(verdict.unmeasured),
+            "trained_on": self.trained_on,
             "assumptions": list(ASSUMPTIONS),
             "left_out": dict(self.left_out),
         }
@@ -69,8 +72,10 @@ def evaluate_policy(
 ) -> PolicyResult:
     """Judge `target` by `records`, in the order of time. `clusters`: `ReadReport.clusters`, which may grow
     while records are read. `progress` is told how many are done. `seed` draws the intervals."""
-    logged, left_out = collect(records, clusters, target, progress)
-    return PolicyResult(target.policy.name, target.version, judge(logged, seed=seed), left_out)
+    times_s = array("d")
+    logged, left_out = collect(records, clusters, target, progress, times_s)
+    known = sum(time_s <= target.trained_until_s for time_s in times_s)
+    return PolicyResult(target.policy.name, target.version, judge(logged, seed=seed), left_out, known)
 
 
 def collect(
@@ -78,8 +83,9 @@ def collect(
     clusters: Mapping[str, bytes],
     target: Target,
     progress: Callable[[int], None] = lambda done: None,
+    times_s: "array[float] | None" = None,
 ) -> tuple[Logged, Counter[str]]:
-    """The decisions that say something, and the others counted by reason."""
+    """The decisions that say something, and the others counted by reason. `times_s` gets when those were."""
     again, left_out = Replay(clusters), Counter[str]()
     rows = array("d")
     for done, record in enumerate(records, 1):
@@ -90,6 +96,8 @@ def collect(
             left_out[row] += 1
         else:
             rows.extend(row)
+            if times_s is not None:
+                times_s.append(record.time)
     width = 3 + 2 * len(SHOWN) + len(MEASURES)
     table = np.frombuffer(rows, dtype=np.float64).reshape(-1, width).T
     shown = table[3 : 3 + 2 * len(SHOWN)].reshape(2, len(SHOWN), -1).transpose(0, 2, 1)

@@ -72,6 +72,8 @@ def reliability(axes: Any, scores: Mapping[str, Score], names: list[str], colour
 
 def against(axes: Any, found: Evaluation, name: str, colour: str) -> None:
     """Dots of predicted and actual seconds, logarithmic; right is the diagonal."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     place = TARGETS.index(name)
     actual, said = found.held_out.later.actual_s[:, place], found.predicted[:, 0, place]
     known = np.flatnonzero(np.isfinite(actual) & np.isfinite(said))
@@ -85,3 +87,7 @@ def against(axes: Any, found: Evaluation, name: str, colour: str) -> None:
     axes.set_xlabel("predicted p50, s", fontsize=9)
     axes.set_ylabel("actual, s", fontsize=9)
     axes.tick_params(labelsize=8)
+    for axis in (axes.xaxis, axes.yaxis):  # by default a panel of less than a decade labels every minor tick
+        axis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=6))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda seconds, place: f"{seconds:g}"))

@@ -54,6 +54,11 @@ def policy_lines(result: PolicyResult) -> Iterator[str]:
         return
     for measure, why in verdict.unmeasured.items():
         yield from _wrapped(f"no estimate of {_MEASURES[measure][0]}: {why}")
+    if result.trained_on:
+        yield from _wrapped(
+            f"NOT held out: {result.trained_on:,} of these decisions are among what {result.version} was made"
+            " from; judge it by later ones"
+        )
     yield f"it would run {verdict.split_share:.0%} of the requests split"
     for assumption in ASSUMPTIONS:
         yield from _wrapped(f"taken for granted: {assumption}")

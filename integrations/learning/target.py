@@ -14,10 +14,12 @@ from kvferry.policy.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`corrector`: the learned model that it decides with; None: none, whatever the log's policy had."""
+    """`corrector`: the learned model that it decides with; None: none, whatever the log's policy had.
+    `trained_until_s`: Unix seconds of the last decision that this model was made from."""
 
     policy: Policy
     corrector: Corrector | None = None
+    trained_until_s: float = 0.0
 
     @property
     def version(self) -> str:
@@ -32,7 +34,8 @@ def target_of(name: str, url: str | None = None, namespace: str = "kvferry") -> 
     """`name`: a policy such as `kvferry` or `coin(0.5)`; a model's folder; or its version in the store at
     `url`. It does not explore unless the policy's own numbers say so. Raises ModelError."""
     if Path(name).expanduser().is_dir() or name.startswith("m-"):
-        return Target(make("kvferry"), corrector(load_model(name, url, namespace)))
+        artifact = load_model(name, url, namespace)
+        return Target(make("kvferry"), corrector(artifact), artifact.manifest.window_to_s)
     try:
         return Target(make(name))
     except ValueError as error:

@@ -14,7 +14,8 @@ import pytest
 
 from kvferry.integrations.learning.model_source import ModelError
 from kvferry.integrations.learning.offpolicy import collect, evaluate_policy
-from kvferry.integrations.learning.target import target_of
+from kvferry.integrations.learning.policy_table import policy_lines
+from kvferry.integrations.learning.target import Target, target_of
 from kvferry.integrations.log.codec import read_record, write_record
 from kvferry.integrations.log.record import NEVER_S, Alternative, Outcome, Propensity, Term, Terms
 from kvferry.models.offpolicy.logged import MEASURES
@@ -115,6 +116,17 @@ def test_what_is_told_is_json_in_the_words_of_the_design(coin: tuple[list, dict[
     assert 0.3 < told["split_share"] < 0.7
     assert any("mode" in each for each in told["assumptions"])
     assert told == evaluate_policy(*coin, target_of(TARGET), seed=3).told()
+
+
+def test_a_model_that_is_judged_by_what_it_was_made_from_is_told_of(
+    coin: tuple[list, dict[str, bytes]],
+) -> None:
+    records, clusters = coin
+    until_s = sorted(record.time for record in records)[99]
+    result = evaluate_policy(records, clusters, Target(make(TARGET), trained_until_s=until_s))
+    assert result.told()["trained_on"] == 100
+    assert "NOT held out: 100 of" in " ".join(policy_lines(result))
+    assert "NOT held out" not in " ".join(policy_lines(evaluate_policy(*coin, target_of(TARGET))))
 
 
 def test_a_log_without_choices_is_refused_in_words(bench: ModuleType) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from learnedrecords import decided, ended
 
+from kvferry.integrations.cli.models_table import SHOWN_METRICS
 from kvferry.integrations.log.record import DecisionRecord
 from kvferry.models.residual.artifact import Artifact
 
@@ -153,3 +154,8 @@ def test_the_same_logs_and_seed_give_the_same_model_byte_for_byte(
         made.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert made[0] == {path.name: path.read_bytes() for path in model.iterdir()}
     assert made[1] != made[0]
+
+
+def test_what_models_list_and_show_print_is_what_training_measures(model: Path) -> None:
+    measured = Artifact.load(model).manifest.metrics["ttft"]
+    assert set(SHOWN_METRICS) <= set(measured)

@@ -70,8 +70,8 @@ def test_tables_fit_and_name_what_matters(call: Call, folder: Any, artifact: Any
     said(call, "canary", folder(1), "--who", "somebody-with-a-long-name@a-host-with-a-long-name.example")
     said(call, "shadow", folder(2))
     for arguments, words in (
-        (["list"], (artifact(1).version, "canary 5%", "shadow", "structured", "live")),
-        (["show", artifact(1).version], ("network", "ttft", "canary 5%", "seed 1")),
+        (["list"], (artifact(1).version, "canary 5%", "shadow", "structured", "live", "10.0%")),
+        (["show", artifact(1).version], ("network", "ttft", "canary 5%", "seed 1", "median error", "10.0%")),
         (["audit"], ("somebody-with", "canary", "add")),
     ):
         code, out, err = call(*arguments)
