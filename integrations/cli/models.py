@@ -30,6 +30,7 @@ from kvferry.integrations.cli.models_table import (
     audit_table,
     facts_table,
     metrics_table,
+    silent_arms,
     versions_table,
 )
 from kvferry.integrations.redis.connection import Store
@@ -120,6 +121,8 @@ def list_versions(redis: Redis = None, namespace: Namespace = "kvferry", as_json
     console.print(versions_table(versions, roles))
     if arms:
         console.print(arms_table(arms))
+        for line in silent_arms(arms, roles):
+            console.print(line, markup=False)
 
 
 def show(

@@ -1,7 +1,7 @@
 """`kvferry models` as tables of 80 columns."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -12,6 +12,9 @@ from kvferry.integrations.registry.roles import Roles
 from kvferry.models.residual.manifest import ArtifactError, Manifest
 from kvferry.policy.decision import STRUCTURED
 
+# Of so many requests or more a model should have corrected this share.
+SOME_REQUESTS = 20
+SILENT_SHARE = 0.5
 # As `models.training.fit` names them, and as they are headed.
 SHOWN_METRICS = {
     "rows": "requests",
@@ -43,11 +46,25 @@ def versions_table(versions: Mapping[str, Manifest | ArtifactError], roles: Role
 
 
 def arms_table(arms: Mapping[str, Mapping[str, float]]) -> Table:
-    """How many requests each arm has met and missed."""
-    table = _table("arm", ">requests", ">missed", ">share")
+    """How many requests each arm has met and missed, and in how many its model had a say."""
+    table = _table("arm", ">requests", ">missed", ">share", ">corrected by its model")
     for name, of in arms.items():
-        table.add_row(name, f"{of['requests']:.0f}", f"{of['missed']:.0f}", f"{of['missed_share']:.1%}")
+        shares = (f"{of['missed_share']:.1%}", f"{of['corrected_share']:.0%}" if name != "safe" else "")
+        table.add_row(name, f"{of['requests']:.0f}", f"{of['missed']:.0f}", *shares)
     return table
+
+
+def silent_arms(arms: Mapping[str, Mapping[str, float]], roles: Roles) -> Iterator[str]:
+    """A line for each learned version that hardly ever has a say: how its arm fares says nothing of it."""
+    for name, version in (("live", roles.live), ("canary", roles.canary)):
+        of = arms.get(name)
+        if of is None or version in ("", STRUCTURED) or of["requests"] < SOME_REQUESTS:
+            continue
+        if of["corrected_share"] < SILENT_SHARE:
+            yield (
+                f"{name}: {version} corrected {of['corrected_share']:.0%} of its requests; the others are "
+                "unlike what it was trained on. kvferry logs explain ID says in what; train on this log"
+            )
 
 
 def facts_table(manifest: Manifest, roles: Roles) -> Table:

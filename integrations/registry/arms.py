@@ -44,13 +44,15 @@ class Running:
 
 @dataclass(slots=True, eq=False)
 class Stretch:
-    """A time in which versions and shares stay as they are, and what each arm has met and missed in it."""
+    """A time in which versions and shares stay as they are, and what each arm has met and missed in it;
+    `corrected`: of how many of those requests its model had corrected the predictions."""
 
     number: int
     running: Running
     shares: dict[str, float]
     requests: dict[str, int] = field(default_factory=dict)
     missed: dict[str, int] = field(default_factory=dict)
+    corrected: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,5 +126,7 @@ class Arms:
         stretch = arm.stretch
         stretch.requests[arm.name] = stretch.requests.get(arm.name, 0) + 1
         stretch.missed[arm.name] = stretch.missed.get(arm.name, 0) + late
+        spoke = record.model_version not in ("", STRUCTURED) and not record.fallback
+        stretch.corrected[arm.name] = stretch.corrected.get(arm.name, 0) + spoke
         self.changed.add(stretch)
         self.counted(arm.name, late)

@@ -19,11 +19,13 @@ MOST_REQUESTS = 10**12
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Of one stretch of one router: shares assigned, requests judged, and how many of those missed."""
+    """Of one stretch of one router: shares assigned, requests judged, how many of those missed, and how many
+    had predictions that the arm's model corrected."""
 
     shares: dict[str, float] = {}
     requests: dict[str, int] = {}
     missed: dict[str, int] = {}
+    corrected: dict[str, int] = {}
 
     def arm(self, name: ArmName) -> Judged:
         return Judged(self.requests.get(name, 0), self.missed.get(name, 0), self.shares.get(name, 0.0))
@@ -44,7 +46,7 @@ class ArmCounts:
         async with self.store.client.pipeline(transaction=False) as pipe:
             for one in stretches:
                 key = self.store.keys.model_arms(one.running.roles.since)
-                told = Counts(dict(one.shares), dict(one.requests), dict(one.missed))
+                told = Counts(dict(one.shares), dict(one.requests), dict(one.missed), dict(one.corrected))
                 pipe.hset(key, f"{self.instance}/{one.number}", msgspec.json.encode(told))
                 pipe.expire(key, KEPT_S)
             await pipe.execute()
@@ -61,14 +63,21 @@ async def read_counts(store: Store, since: int) -> list[Counts]:
 
 
 def totals(counts: Iterable[Counts]) -> dict[str, dict[str, float]]:
-    """By arm, over all: requests, missed, and their share of misses."""
+    """By arm, over all: requests, missed, corrected, and the shares of these."""
     told = list(counts)
     names = [name for name in ("live", "canary", "safe") if any(name in one.requests for one in told)]
     summed = {}
     for name in names:
         requests = sum(one.requests.get(name, 0) for one in told)
         missed = sum(one.missed.get(name, 0) for one in told)
-        summed[name] = {"requests": requests, "missed": missed, "missed_share": missed / max(1, requests)}
+        corrected = sum(one.corrected.get(name, 0) for one in told)
+        summed[name] = {
+            "requests": requests,
+            "missed": missed,
+            "missed_share": missed / max(1, requests),
+            "corrected": corrected,
+            "corrected_share": corrected / max(1, requests),
+        }
     return summed
 
 
@@ -77,7 +86,8 @@ def _counts(data: bytes) -> Counts | None:
         found = _decoder.decode(data)
     except msgspec.DecodeError:
         return None
-    sums = [*found.requests.values(), *found.missed.values()]
+    parts = [*found.missed.items(), *found.corrected.items()]
+    sums = [*found.requests.values(), *(n for _, n in parts)]
     sound = all(0 <= value <= MOST_REQUESTS for value in sums)
     sound &= all(0.0 <= share <= 1.0 for share in found.shares.values())
-    return found if sound and all(n <= found.requests.get(k, 0) for k, n in found.missed.items()) else None
+    return found if sound and all(n <= found.requests.get(arm, 0) for arm, n in parts) else None

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from kvferry.integrations.cli.models_table import silent_arms
 from kvferry.integrations.log.record import (
     Chosen,
     DecisionRecord,
@@ -83,6 +85,28 @@ def test_what_came_of_a_request_counts_for_the_arm_and_the_time_it_was_decided_i
     assert sum(first.requests.values()) == 50 == len(counted)
     assert first.requests == {n: sum(a.name == n for a in drawn) for n in first.requests}
     assert sum(first.missed.values()) == 25
+    assert sum(first.corrected.values()) == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "fallback", "spoke"), [("m-2", "", 1), ("m-2", "outside", 0), ("structured", "", 0)]
+)
+def test_a_model_that_had_no_say_is_not_counted_as_if_it_had(version: str, fallback: str, spoke: int) -> None:
+    arms = Arms(0.1)
+    arms.run(running())
+    canary = next(arm for seed in range(1000) if (arm := arms.draw(seed * 2654435761)).name == "canary")
+    arms.decided("a", canary)
+    made = msgspec.structs.replace(record("a"), model_version=version, fallback=fallback)
+    arms.told(made, Outcome(ttft_s=0.5))
+    assert canary.stretch.corrected == {"canary": spoke}
+
+
+def test_a_silent_canary_is_named() -> None:
+    silent = Counts(SHARES, {"live": 90, "canary": 30, "safe": 10}, {}, {"live": 80, "canary": 2})
+    (line,) = silent_arms(totals([silent]), CANARY)
+    assert line.startswith("canary: m-2 corrected 7% of its requests")
+    assert not list(silent_arms(totals([silent]), Roles()))
+    assert totals([silent])["live"]["corrected_share"] == pytest.approx(80 / 90)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +179,7 @@ async def test_routers_sum_what_they_count_and_writing_twice_changes_nothing(sto
         arms = Arms(0.1)
         arms.run(running())
         arms.stretch.requests["live"], arms.stretch.missed["live"] = 70, 7
+        arms.stretch.corrected["live"] = 60
         for _ in range(3):
             await board.write([arms.stretch])
         arms.run(running())
@@ -163,6 +188,7 @@ async def test_routers_sum_what_they_count_and_writing_twice_changes_nothing(sto
     liars = (
         b"{",
         b'{"missed": {"live": 9}}',
+        b'{"requests": {"live": 9}, "corrected": {"live": 10}}',
         b'{"requests": {"live": -5}, "missed": {"live": -9}}',
         b'{"requests": {"live": 1%s}}' % (b"0" * 400),
         b'{"requests": {"live": 1%s}}' % (b"0" * 18),
@@ -175,6 +201,12 @@ async def test_routers_sum_what_they_count_and_writing_twice_changes_nothing(sto
     found = await boards[0].read(CANARY.since)
     assert len(found) == 4
     assert totals(found) == {
-        "live": {"requests": 140, "missed": 14, "missed_share": 0.1},
-        "canary": {"requests": 10, "missed": 0, "missed_share": 0.0},
+        "live": {
+            "requests": 140,
+            "missed": 14,
+            "missed_share": 0.1,
+            "corrected": 120,
+            "corrected_share": 120 / 140,
+        },
+        "canary": {"requests": 10, "missed": 0, "missed_share": 0.0, "corrected": 0, "corrected_share": 0.0},
     }
