@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,7 +56,10 @@ def evaluate(
     ] = None,
     redis: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="The store that has VERSION. Default: the first one of --from."),
+        typer.Option(
+            metavar="URL",
+            help="The store that has VERSION. Default: the first one of --from, or KVFERRY_REDIS.",
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a plot: a .png, .svg or .pdf.")
@@ -66,7 +70,8 @@ def evaluate(
 ) -> None:
     if plot is not None:
         check_plot(plot)
-    url = redis or next((each for each in source or () if is_store(each)), None)
+    stores = (each for each in source or () if is_store(each))
+    url = redis or next(stores, None) or os.environ.get("KVFERRY_REDIS")
     with _failures():
         artifact = load_model(model, url, namespace) if model else None
         target = target_of(policy, url, namespace) if policy else None

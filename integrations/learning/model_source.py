@@ -24,7 +24,10 @@ def load_model(name: str, url: str | None, namespace: str) -> Artifact:
         if folder.exists():
             return Artifact.load(folder)
         if url is None:
-            raise ModelError(f"no folder {name}; for a version in a store add --redis URL", usage=True)
+            raise ModelError(
+                f"no folder {name}; for a version in a store add --redis URL (or set KVFERRY_REDIS)",
+                usage=True,
+            )
         return asyncio.run(_fetched(name, url, namespace))
     except (ArtifactError, UnknownVersionError) as error:
         raise ModelError(str(error)) from None

@@ -46,6 +46,7 @@ def written(tmp_path: Path) -> Callable[..., Path]:
 def call(capsys, monkeypatch, tmp_path):  # type: ignore[no-untyped-def]
     monkeypatch.setenv("KVFERRY_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("KVFERRY_REDIS", raising=False)
 
     def invoke(*arguments: str) -> tuple[int, str, str]:
         code = run(app, list(arguments))

@@ -159,3 +159,10 @@ def test_the_same_logs_and_seed_give_the_same_model_byte_for_byte(
 def test_what_models_list_and_show_print_is_what_training_measures(model: Path) -> None:
     measured = Artifact.load(model).manifest.metrics["ttft"]
     assert set(SHOWN_METRICS) <= set(measured)
+
+
+def test_a_version_is_looked_for_in_the_store_that_the_environment_names(call, written, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("KVFERRY_REDIS", "redis://127.0.0.1:1")
+    code, _, said = call("evaluate", "--from", str(written([])), "--model", "m-1")
+    assert code == 1
+    assert "127.0.0.1:1" in said
