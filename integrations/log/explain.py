@@ -12,7 +12,7 @@ from kvferry.integrations.log import text
 from kvferry.integrations.log.errors import covered, ttft_error
 from kvferry.integrations.log.meaning import against, chosen_for
 from kvferry.integrations.log.record import DecisionRecord, Outcome, Terms
-from kvferry.integrations.log.stages import not_known, stages_table
+from kvferry.integrations.log.stages import late_for, not_known, stages_table
 from kvferry.policy.decision import STRUCTURED
 
 _TERMS = (
@@ -155,6 +155,8 @@ def _happened(record: DecisionRecord) -> Iterator[RenderableType]:
             f"TTFT {text.duration(outcome.ttft_s)}, predicted {predicted} "
             f"({text.percent(error, signed=True)}), {within} its p90",
         )
+        if why := late_for(record):
+            yield _line("", Text(why, style="bold"))
     elif outcome.ttft_s is not None:
         yield _line("", f"TTFT {text.duration(outcome.ttft_s)}")
     for line in _figures(outcome):

@@ -73,6 +73,29 @@ def stages_table(record: DecisionRecord, outcome: Outcome) -> Table | None:
     return table
 
 
+def late_for(record: DecisionRecord) -> str | None:
+    """Where the time went by which the first token came later than its predicted median; None where it came
+    within its 90th percentile, or the stages do not account for half of that."""
+    outcome = comparable(record)
+    if outcome is None or outcome.ttft_s is None or outcome.ttft_s <= record.terms.ttft_s.p90:
+        return None
+    late_s = outcome.ttft_s - record.terms.ttft_s.p50
+    over = []
+    for name, term, parts in _ROWS[:-2]:
+        known = [value for part in parts if (value := _value(outcome.stages, part)) is not None]
+        predicted_s = getattr(record.terms, term).p50 if term else 0.0
+        if known and sum(known) > predicted_s:
+            over.append((sum(known) - predicted_s, name, sum(known), predicted_s))
+    over.sort(reverse=True)
+    told, of_s = [], 0.0
+    for more_s, name, measured_s, predicted_s in over:
+        told.append(f"{name} {text.duration(measured_s)} where {text.duration(predicted_s)} was predicted")
+        of_s += more_s
+        if of_s >= 0.5 * late_s:
+            return f"late by {text.duration(late_s)}: " + ", ".join(told)
+    return None
+
+
 def not_known(record: DecisionRecord, outcome: Outcome) -> Iterator[str]:
     """A sentence for each worker whose telemetry is missing: why, and what is not known for it."""
     served = outcome.served_by or record.chosen.plan
