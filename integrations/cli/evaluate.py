@@ -74,7 +74,7 @@ def evaluate(
     url = redis or next(stores, None) or os.environ.get("KVFERRY_REDIS")
     with _failures():
         artifact = load_model(model, url, namespace) if model else None
-        target = target_of(policy, url, namespace) if policy else None
+        target = target_of(policy, url, namespace) if policy is not None else None
     rows, tally = read(source, namespace, predictions=True)
     found, too_few = _judged(rows, artifact)
     if found is None and (target is None or plot is not None):

@@ -83,7 +83,8 @@ def test_without_overlap_there_is_a_sentence_and_no_estimate(call, logged) -> No
     assert (told["ips"], told["snips"], told["dr"]) == (None, None, None)
 
 
-def test_a_policy_nobody_knows_is_a_usage_error(call, coin) -> None:  # type: ignore[no-untyped-def]
-    code, _, err = call("evaluate", "--from", str(coin), "--policy", "best")
+@pytest.mark.parametrize("name", ["best", ""])
+def test_a_policy_nobody_knows_is_a_usage_error(call, coin, name) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = call("evaluate", "--from", str(coin), "--policy", name)
     assert code == 2
-    assert "unknown policy 'best'" in err
+    assert f"unknown policy '{name}'" in err
