@@ -33,7 +33,7 @@ class Target:
 def target_of(name: str, url: str | None = None, namespace: str = "kvferry") -> Target:
     """`name`: a policy such as `kvferry` or `coin(0.5)`; a model's folder; or its version in the store at
     `url`. It does not explore unless the policy's own numbers say so. Raises ModelError."""
-    if Path(name).expanduser().is_dir() or name.startswith("m-"):
+    if (name and Path(name).expanduser().is_dir()) or name.startswith("m-"):
         artifact = load_model(name, url, namespace)
         return Target(make("kvferry"), corrector(artifact), artifact.manifest.window_to_s)
     try:
