@@ -156,9 +156,26 @@ def test_a_learned_model_is_judged_as_decisions_use_it() -> None:
     assert inside == pytest.approx(4 / 6)
     assert np.array_equal(said[:2], before[:2], equal_nan=True)
     assert np.array_equal(said[:, :, TRANSFER], before[:, :, TRANSFER])
-    assert said[2:, :, TTFT] == pytest.approx(rows.structured_s[2:, TTFT, None] * np.array([2.0, 4.0, 8.0]))
+    assert said[2, :, TTFT] == pytest.approx(rows.structured_s[2, TTFT] * np.array([2.0, 4.0, 8.0]))
+    assert said[2:, 0, TTFT] == pytest.approx(2.0 * rows.structured_s[2:, TTFT])
     expected = (rows.structured_s[2:, PREFILL] + 1e-4) * 2.0 - 1e-4
     assert said[2:, 0, PREFILL] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("apart_s", "low", "high"), [(1.0, 0.88, 0.92), (0.0, 0.97, 1.0)])
+def test_percentiles_of_ttft_follow_what_had_happened_by_then(
+    apart_s: float, low: float, high: float
+) -> None:
+    rows = made(3000)
+    noise = np.random.default_rng(4).lognormal(0.0, 0.3, 3000)
+    actual = rows.actual_s.copy()
+    actual[:, TTFT] = 2.0 * rows.structured_s[:, TTFT] * noise  # of which 98.9% are under twice the median
+    rows = dataclasses.replace(rows, actual_s=actual, time_s=apart_s * rows.time_s)
+    said, _ = learned(rows, Doubling())
+    covered = actual[:, TTFT] <= said[:, 1, TTFT]
+    assert low <= covered.mean() <= high
+    assert (said[:, 0, TTFT] <= said[:, 1, TTFT]).all()
+    assert (said[:, 1, TTFT] <= said[:, 2, TTFT]).all()
 
 
 def test_structured_spreads_are_only_those_that_nobody_corrected() -> None:
