@@ -155,8 +155,8 @@ def _happened(record: DecisionRecord) -> Iterator[RenderableType]:
             f"TTFT {text.duration(outcome.ttft_s)}, predicted {predicted} "
             f"({text.percent(error, signed=True)}), {within} its p90",
         )
-        if why := late_for(record):
-            yield _line("", Text(why, style="bold"))
+        if (late := late_for(record)) is not None:
+            yield _line("", Text(late, style="bold"))
     elif outcome.ttft_s is not None:
         yield _line("", f"TTFT {text.duration(outcome.ttft_s)}")
     for line in _figures(outcome):
