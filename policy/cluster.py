@@ -28,8 +28,9 @@ class State:
     a prompt whose pages are neighbours. `ttft_bias` and `itl_bias` are [2]: ln(actual / predicted) of
     late, of colocated and of split requests, to be added to a prediction's logarithm; `ttft_wide`, `itl_wide`
     [2] and `link_wide` [L], of moves: what is to be added to that of its 90th percentile, for 90% of outcomes
-    to be under it. `queue_base_s` [2]: what passes before a prefill starts though nothing is ahead of it.
-    Chunks, KV room and batch slots are at least 1, as `of` sees to.
+    to be under it; `transfer_wide` [1] alike, of moves as a learned model corrected them. `queue_base_s` [2]:
+    what passes before a prefill starts though nothing is ahead of it. Chunks, KV room and batch slots are at
+    least 1, as `of` sees to.
     """
 
     prefill_base_s: Floats
@@ -67,6 +68,7 @@ class State:
     link_descriptor_factor: Floats
     link_more_per_byte: Floats
     link_wide: Floats
+    transfer_wide: Floats
 
     @classmethod
     def of(cls, candidates: Candidates) -> "State":
@@ -116,6 +118,7 @@ class State:
             link_descriptor_factor=np.ones(links),
             link_more_per_byte=np.zeros(links),
             link_wide=np.zeros(links),
+            transfer_wide=np.zeros(1),
         )
 
 

@@ -71,8 +71,9 @@ def _told(costs: Costs, row: int, quantiles: Floats, correction: Correction, clu
         return dataclasses.replace(costs, fallback=correction.why_not(row))
     state, mode = cluster.state, int(cluster.candidates.split[row])
     ttft, itl, *terms = quantiles
+    wide = {"transfer": float(state.transfer_wide[0])}
     known: dict[str, Any] = {
-        f"{name}_s": _scaled(getattr(costs, f"{name}_s").p50, logs)
+        f"{name}_s": _scaled(getattr(costs, f"{name}_s").p50, logs, wide.get(name, 0.0))
         for name, logs in zip(TERMS, terms, strict=True)
         if np.isfinite(logs).all()
     }
@@ -90,7 +91,8 @@ def _widened(structured_s: float, logs: Floats, wide: float) -> Estimate:
     return Estimate(p50, max(p50, p90), max(p50, p90, p99))
 
 
-def _scaled(structured_s: float, logs: Floats) -> Estimate:
-    """Of a term, which may be 0: as features, in ln(s + EPSILON_S)."""
+def _scaled(structured_s: float, logs: Floats, wide: float) -> Estimate:
+    """Of a term, which may be 0: as features, in ln(s + EPSILON_S). `wide` as for `_widened`."""
+    logs = logs + np.array((0.0, wide, wide))
     p50, p90, p99 = np.maximum((structured_s + EPSILON_S) * np.exp(logs) - EPSILON_S, 0.0).tolist()
-    return Estimate(p50, p90, p99)
+    return Estimate(p50, max(p50, p90), max(p50, p90, p99))

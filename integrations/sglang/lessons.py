@@ -12,7 +12,6 @@ from kvferry.models.terms.hidden import NOISE_S
 from kvferry.models.terms.learner import Learner, Move
 from kvferry.models.terms.way import Way
 from kvferry.policy.costs import Costs
-from kvferry.policy.decision import STRUCTURED
 from kvferry.policy.features import EPSILON_S, FEATURE_SET, FEATURES
 from kvferry.policy.worker import Speed, Worker
 
@@ -116,8 +115,12 @@ class Lessons:
             others_s = terms.queue_s.p50 + terms.prefill_s.p50 + terms.admission_s.p50 + terms.repack_s.p50
             seen_s, noise_s = max(0.0, outcome.ttft_s - others_s), max(NOISE_S, BLUR * outcome.ttft_s)
             guessed = True
-        if stages.transfer_s is not None and (record.fallback or record.model_version == STRUCTURED):
-            self.learner.travelled(way.link, chosen.relation, terms.transfer_s.p90, stages.transfer_s)
+        if stages.transfer_s is not None:
+            said, took_s = terms.transfer_s, stages.transfer_s
+            if said.p99 > 0.0:  # a learned model's word
+                self.learner.spreads(record.request.model).transfer.observe(took_s, said.p90)
+            else:
+                self.learner.travelled(way.link, chosen.relation, said.p90, took_s)
         prefill_s = terms.prefill_s.p50 if stages.prefill_s is None else stages.prefill_s
         self.learner.moved(
             Move(way, chosen.relation, moved_bytes, descriptors, busy_s, seen_s, prefill_s, noise_s, guessed)

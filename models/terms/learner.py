@@ -85,6 +85,7 @@ class Learner:
             "itl_bias": np.array(bias.itl),
             "ttft_wide": np.array(spreads.ttft_wide),
             "itl_wide": np.array(spreads.itl_wide),
+            "transfer_wide": np.array([spreads.transfer.wide]),
             "queue_base_s": np.array(self.overheads(model).base_s),
         }
         if not links:

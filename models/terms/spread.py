@@ -39,10 +39,12 @@ def _pair() -> tuple[Spread, Spread]:
 
 @dataclass(frozen=True, slots=True)
 class Spreads:
-    """Of one model's requests: TTFT and ITL of colocated and of split ones."""
+    """Of one model's requests: TTFT and ITL of colocated and of split ones, and moves as a learned version
+    corrected them."""
 
     ttft: tuple[Spread, Spread] = field(default_factory=_pair)
     itl: tuple[Spread, Spread] = field(default_factory=_pair)
+    transfer: Spread = field(default_factory=Spread)
 
     @property
     def ttft_wide(self) -> tuple[float, float]:

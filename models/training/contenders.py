@@ -12,7 +12,7 @@ from kvferry.policy.correction import QUANTILES, TARGETS, TERMS, Corrector
 from kvferry.policy.features import EPSILON_S
 
 PIECE = 4096
-ADAPTED = ("ttft", "itl")
+ADAPTED = ("ttft", "itl", "transfer")
 
 
 def live(rows: Rows) -> F32:
@@ -36,36 +36,40 @@ def learned(rows: Rows, corrector: Corrector) -> tuple[F32, float]:
     """[N, 3, 7]: what decisions with this model would have predicted (`policy.corrected`), and the share of
     the requests that lie where it was trained: for the others its predictions are the structured ones.
 
-    As in a router, upper percentiles of TTFT and ITL follow what became of the requests before, by mode.
+    As in a router, upper percentiles of TTFT, ITL and transfer follow what became of the requests before, by
+    mode.
     """
-    out, corrected = structured(rows), np.zeros(len(rows), np.bool_)
+    out, inside = structured(rows), 0
+    corrected = np.zeros((len(rows), len(TARGETS)), np.bool_)
     for start in range(0, len(rows), PIECE):
         here = slice(start, start + PIECE)
         correction = corrector.correct(np.ascontiguousarray(rows.features[here].T, dtype=np.float64))
         found = np.flatnonzero(correction.inside)
-        corrected[start + found] = True
+        inside += len(found)
         if len(found):
             logs = correction.quantiles(found.tolist())
+            corrected[start + found] = np.isfinite(logs).all(axis=1).T
             out[start + found] = _corrected(rows.structured_s[here][found], out[start + found], logs)
     for name in ADAPTED:
+        place = TARGETS.index(name)
         for mode in (False, True):
-            _adapt(
-                out[:, :, TARGETS.index(name)], rows, name, np.flatnonzero(corrected & (rows.split == mode))
-            )
-    return out, float(corrected.sum()) / max(1, len(rows))
+            _adapt(out[:, :, place], rows, name, np.flatnonzero(corrected[:, place] & (rows.split == mode)))
+    return out, inside / max(1, len(rows))
 
 
 def _adapt(said: F32, rows: Rows, name: str, which: Ints) -> None:
     """Widen upper percentiles, [N, 3] in place, as a router does: by those whose first token had come."""
     actual = rows.actual_s[:, TARGETS.index(name)].tolist()
     ttft = rows.actual_s[:, TARGETS.index("ttft")].tolist()
+    more = EPSILON_S if name in TERMS else 0.0
     spread, running = Spread(), list[tuple[float, int]]()
     for place in which[np.argsort(rows.time_s[which], kind="stable")].tolist():
         time_s = float(rows.time_s[place])
         while running and running[0][0] <= time_s:
             ended = heappop(running)[1]
             spread.observe(actual[ended], float(said[ended, 1]))
-        said[place, 1:] = np.maximum(said[place, 1:] * math.exp(spread.wide), said[place, 0])
+        wider = (said[place, 1:] + more) * math.exp(spread.wide) - more
+        said[place, 1:] = np.maximum(wider, said[place, 0])
         heappush(running, (time_s + (ttft[place] if math.isfinite(ttft[place]) else 0.0), place))
 
 

@@ -114,7 +114,8 @@ def test_medians_are_the_structured_ones_times_what_it_says(
 def test_what_is_told_rises_and_starts_at_what_was_decided_with(
     world: Cluster, request: Request, log: float, rise: float, terms_log: float, wide: float
 ) -> None:
-    state = replace(world.state, ttft_wide=np.full(2, wide), itl_wide=np.full(2, wide))
+    wides = {"ttft_wide": np.full(2, wide), "itl_wide": np.full(2, wide), "transfer_wide": np.full(1, wide)}
+    state = replace(world.state, **wides)
     world = replace(world, state=state, corrector=Fixed(log, log, rise, terms=terms_log))
     for row in range(min(3, len(world.candidates.plans))):
         found = costs(world, request, row)
@@ -124,6 +125,10 @@ def test_what_is_told_rises_and_starts_at_what_was_decided_with(
         assert found.ttft_s.p50 == pytest.approx(told.ttft_s[0, row])
         assert found.itl_s.p50 == pytest.approx(told.terms[ITL, row])
         assert found.ttft_s.p90 == pytest.approx(found.ttft_s.p50 * np.exp(max(0.0, rise + wide)))
+        moved = found.transfer_s
+        if moved.p50 > 0.0:
+            expected = (moved.p50 + EPSILON_S) * np.exp(max(0.0, rise + wide)) - EPSILON_S
+            assert moved.p90 == pytest.approx(expected)
 
 
 @some

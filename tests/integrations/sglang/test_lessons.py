@@ -190,19 +190,18 @@ def test_pages_that_came_to_lie_apart_are_counted_where_neighbours_are_merged(
     assert known() == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("version", "fallback", "learned"),
-    [("structured", "", True), ("m-1", "outside", True), ("m-1", "", False)],
-)
-def test_how_far_moves_scatter_is_learned_of_what_the_structured_models_said(
-    version: str, fallback: str, learned: bool
-) -> None:
+@pytest.mark.parametrize("corrected", [False, True])
+def test_how_far_moves_scatter_is_learned_of_whoever_said_their_90th_percentile(corrected: bool) -> None:
     lessons = Lessons(Clock())
-    made = msgspec.structs.replace(record(transfer_s=0.1), model_version=version, fallback=fallback)
+    made = record()
+    said = Term(0.05, 0.1, 0.2 if corrected else 0.0)
+    made = msgspec.structs.replace(made, terms=msgspec.structs.replace(made.terms, transfer_s=said))
     for _ in range(20):
         lessons.decided(made, WAY, ends_itself=True)
         lessons.told(made, ok(stages=Stages(transfer_s=0.3, prefill_s=0.1)))
     other = dataclasses.replace(LINK, dst_host="c")
-    wide, untouched = lessons.learner.state("m", [LINK, other], ["", ""])["link_wide"]
-    assert bool(wide > 0.5) is learned
+    state = lessons.learner.state("m", [LINK, other], ["", ""])
+    wide, untouched = state["link_wide"].tolist()
+    (of_model,) = state["transfer_wide"].tolist()
+    assert (wide > 0.5, of_model > 0.5) == (not corrected, corrected)
     assert untouched == 0.0
