@@ -1,6 +1,6 @@
 """How well TTFT and every term are predicted for real SGLang workers on this machine's CPU.
 
-    python benchmarks/prediction.py [--requests 3400] [--rate 3] [--in-flight 2] [--wires 1000,200]
+    python benchmarks/prediction.py [--requests 2200] [--rate 4] [--in-flight 1] [--wires 1000,200]
         [--keep DIR]
     python benchmarks/prediction.py --from DIR [--from DIR ...] [--json]
 
@@ -8,8 +8,9 @@ A prefill and a decode worker share the machine; one more prefill worker stands 
 a network namespace whose rate (Mbit/s) the kernel holds down. Before them a router draws the mode, the
 workers and the transport (Mooncake or NIXL) of each request. From its log a model is trained; on what came
 after that its errors, and whether its 90th percentiles hold, are compared with what needs no model. Wires
-need root and iproute2: without, a line says so and the two workers do alone. 3,400 requests take 35 minutes,
-with 4 workers 8 GiB; other work on the machine is seen as noise. Exit code 1: a goal was missed.
+need root and iproute2: without, a line says so and the two workers do alone. 2,200 requests take a quarter of
+an hour, with 4 workers 8 GiB. One request at a time: two cores run everything, and what runs beside a request,
+another one or other work, is seen as noise. Exit code 1: a goal was missed.
 """
 
 import argparse
@@ -38,9 +39,9 @@ POLICY = "random_by_workers"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--requests", type=int, default=3400)
-    parser.add_argument("--rate", type=float, default=3.0, help="mean of Poisson arrivals, requests/s")
-    parser.add_argument("--in-flight", type=int, default=2, help="requests at once, at most")
+    parser.add_argument("--requests", type=int, default=2200)
+    parser.add_argument("--rate", type=float, default=4.0, help="mean of Poisson arrivals, requests/s")
+    parser.add_argument("--in-flight", type=int, default=1, help="requests at once, at most")
     parser.add_argument("--wires", default="1000,200", help="Mbit/s each, or none")
     parser.add_argument("--keep", type=Path, help="a folder for logs that stay")
     parser.add_argument("--from", dest="source", action="append", help="logs that are there already")
