@@ -8,9 +8,9 @@ A prefill and a decode worker share the machine; one more prefill worker stands 
 a network namespace whose rate (Mbit/s) the kernel holds down. Before them a router draws the mode, the
 workers and the transport (Mooncake or NIXL) of each request. From its log a model is trained; on what came
 after that its errors, and whether its 90th percentiles hold, are compared with what needs no model. Wires
-need root and iproute2: without, a line says so and the two workers do alone. 2,200 requests take a quarter of
-an hour, with 4 workers 8 GiB. One request at a time: two cores run everything, and what runs beside a request,
-another one or other work, is seen as noise. Exit code 1: a goal was missed.
+need root and iproute2: without, a line says so and the two workers do alone. 2,200 requests take a quarter
+of an hour, with 4 workers 8 GiB. One request at a time: two cores run everything, and what runs beside a
+request, another one or other work, is seen as noise. Exit code 1: a goal was missed.
 """
 
 import argparse
