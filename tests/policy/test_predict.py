@@ -14,7 +14,7 @@ from kvferry.policy.costs import Costs
 from kvferry.policy.evaluation import Evaluation
 from kvferry.policy.layout import KVLayout
 from kvferry.policy.link import transfer_s
-from kvferry.policy.predict import TRANSFER, costs_of, predict
+from kvferry.policy.predict import ADMISSION, TRANSFER, costs_of, predict
 from kvferry.policy.request import Request
 from kvferry.policy.score import score
 from kvferry.policy.worker import Role, Speed
@@ -82,7 +82,12 @@ def test_a_longer_prompt_never_costs_less(world: Cluster, request: Request, more
         predict(replace(request, prompt_tokens=request.prompt_tokens + more), world),
     )
     assert (long.moved_bytes >= short.moved_bytes).all()
-    assert (long.ttft_s >= short.ttft_s * (1 - 1e-9)).all()
+    median, cautious = long.ttft_s >= short.ttft_s * (1 - 1e-9)
+    assert median.all()
+    # where the decode worker is busy for longer than all of that, TTFT is the same, and a shorter last chunk
+    # leaves less of the move to be doubted
+    at_once = short.terms[ADMISSION] == short.standing.admission_s.take(world.candidates.dec)
+    assert cautious[at_once].all()
 
 
 @given(
