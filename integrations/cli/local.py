@@ -127,14 +127,14 @@ def up(
             env=plugin_env(store_url) if store_url else (),
         )
         with running(chosen, options, log_dir=log_dir, timeout_s=timeout) as cluster:
-            if as_json:
-                told = {"workers": [describe(w) for w in cluster.workers]}
-                print(json.dumps(told | ({"redis": store_url} if store_url else {})), flush=True)
-            else:
-                _show(cluster, store_url)
             try:
+                if as_json:
+                    told = {"workers": [describe(w) for w in cluster.workers]}
+                    print(json.dumps(told | ({"redis": store_url} if store_url else {})), flush=True)
+                else:
+                    _show(cluster, store_url)
                 _watch(cluster)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt:  # also from one who has read the line above and is done already
                 Console(stderr=True).print("Stopping the workers.")
 
 

@@ -99,7 +99,10 @@ async def test_predicted_hits_are_the_reported_ones(
     router.stop()
     records = router.records()
     assert len(records) == REQUESTS
-    pairs = [(r["request"]["cached_tokens"], r["outcome"]["cached_tokens"]) for r in records]
+    both = [(r["request"]["cached_tokens"], r["outcome"]["cached_tokens"]) for r in records]
+    # on a busy machine telemetry may come too late for its record, which then says that it does not know
+    pairs = [(predicted, reported) for predicted, reported in both if reported is not None]
+    assert len(pairs) >= 0.95 * REQUESTS
     within = sum(abs(predicted - reported) <= page for predicted, reported in pairs) / len(pairs)
     exact = sum(predicted == reported for predicted, reported in pairs) / len(pairs)
     print(

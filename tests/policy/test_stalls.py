@@ -70,10 +70,12 @@ def test_a_longer_measured_stall_never_makes_a_worker_look_better(
     place = world.candidates.index[plan.worker]
 
     def score_at(stall_s_per_token: float) -> tuple[float, float, float]:
-        state: State = replace(world.state, stall_s_per_token=world.state.stall_s_per_token.copy())
+        columns = ("stall_s_per_token", "prefill_share")
+        state: State = replace(world.state, **{name: getattr(world.state, name).copy() for name in columns})
         state.stall_s_per_token[place] = stall_s_per_token
-        # behind a queue that has cost its decodes their objective already, more is no more lost
+        # where a queue, or prompts all the time, cost its decodes their objective already, no more is lost
         state.own_prefill_tokens[place] = state.foreign_prefill_tokens[place] = 0.0
+        state.prefill_share[place] = 0.0
         found = Evaluation.of(request, replace(world, state=state))
         harm = found.prediction.standing.harm_s(world.candidates.pre, world.candidates.dec)
         return found.scores.total[row], found.scores.cautious[row], harm[row]
