@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvferry.models.residual.artifact import Artifact
@@ -198,7 +198,8 @@ def test_a_forest_must_be_clearly_better() -> None:
     assert choose(neither) == ("structured", [False, False])
 
 
-@given(seed=st.integers(0, 1000), count=st.integers(20, 400), shift=st.floats(-2, 2))
+@example(seed=400, count=399, shift=0.0)  # one mode alone is known well enough
+@given(seed=st.integers(0, 1000), count=st.integers(20, 500), shift=st.floats(-2, 2))
 def test_offsets_cover_what_they_were_made_of(seed: int, count: int, shift: float) -> None:
     rng = np.random.default_rng(seed)
     target = (rng.standard_t(3, count) + shift).astype(np.float32)
@@ -210,9 +211,14 @@ def test_offsets_cover_what_they_were_made_of(seed: int, count: int, shift: floa
     if known.sum() < conformal.MIN_IN_ALL:
         assert not modes.any()
         return
-    covered = (target <= predicted + modes[split.astype(int)].T + 1e-5)[:, known].mean(axis=1)
-    assert covered[1] >= 0.9
-    assert covered[2] >= 0.99
+    covered = target <= predicted + modes[split.astype(int)].T + 1e-5
+    of_modes = [known & (split == mode) for mode in (False, True)]
+    made_of = [rows for rows in of_modes if rows.sum() >= conformal.MIN_OF_MODE]
+    if not made_of:  # both have those of all; where one has its own, the other's are of all and cover all
+        made_of = [known]
+    for rows in made_of:
+        assert covered[1, rows].mean() >= 0.9
+        assert covered[2, rows].mean() >= 0.99
 
 
 def test_each_mode_has_its_own_offsets_where_it_is_known_well() -> None:
