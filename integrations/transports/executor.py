@@ -1,6 +1,5 @@
 """What the transports share: checks before submission, what is charged to which move, an orderly end."""
 
-import logging
 import threading
 import time
 import uuid
@@ -14,8 +13,6 @@ from kvferry.integrations.transports.move import Move, cut
 from kvferry.integrations.transports.ranges import Ranges
 
 __all__ = ["Executor", "RemotePeer"]
-
-log = logging.getLogger(__name__)
 
 
 class RemotePeer:
@@ -41,9 +38,8 @@ class Executor(ABC):
     name: ClassVar[str]
     kinds: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
     part_descriptors: ClassVar[int] = 1024
-    part_bytes: ClassVar[int] = (
-        256 * 2**20
-    )  # so that cancelling, and a library's own time-out, mean something
+    # So that cancelling, and a library's own time-out, mean something.
+    part_bytes: ClassVar[int] = 256 * 2**20
 
     def __init__(self, agent: str, host: str = "127.0.0.1") -> None:
         """`agent` names this process to its peers; `host` is the address at which they reach it."""
