@@ -1,0 +1,171 @@
+"""What a source and a destination process tell each other about a handoff, as msgpack on one connection.
+
+    source                                   destination
+    Hello                                ->
+                                         <-  Welcome
+    Begin(move, room)                    ->
+                                         <-  Go(pages)                 or No(reason)
+    piece by piece:  Landed(rank pair)   ->
+    staged:          Want(ticket)        ->
+                                         <-  Slot(ticket, slot)
+                     Staged(ticket, ...) ->
+                                         <-  Scattered(ticket)         the slot is free again
+    End(move)                            ->
+                                         <-  Complete                  or No(reason)
+    Failed(move, drained)                ->  from any point after Begin; Drained follows unless it said so
+                                         <-  Cancel(move)              it gives up; Failed follows
+
+A `move` is the source's name for one handoff on this connection; a `room` is the bootstrap room that both
+sides were given for the request.
+"""
+
+import msgspec
+
+from kvferry.models.moves.pool_spec import PoolSpec
+
+VERSION = 1
+FRAME_BYTES = 16 * 2**20
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One frame."""
+
+
+class Hello(Message):
+    """`worker`: the pools of all ranks of the source worker; `here`: the ranks that this process has."""
+
+    version: int
+    agent: str
+    worker: tuple[PoolSpec, ...]
+    here: tuple[int, ...]
+
+
+class Welcome(Message):
+    """`metadata` is the transport's: first the regions of the ranks `here`, in their order, then the slots.
+
+    The last region is the staging memory: `slots` slots of `slot_bytes` bytes.
+    """
+
+    version: int
+    agent: str
+    transport: str
+    metadata: bytes
+    worker: tuple[PoolSpec, ...]
+    here: tuple[int, ...]
+    slots: int
+    slot_bytes: int
+
+
+class Begin(Message):
+    """`verify`: with checksums, one for each page of the destination (`checksums`)."""
+
+    move: int
+    room: int
+    tokens: int
+    verify: bool
+
+
+class Go(Message):
+    """The room's destination: a `Place`. `scales`: float32 [layer, K/V, head of the rank] of each rank `here`
+    where an fp8 pool has scales that its values must be in, else empty."""
+
+    move: int
+    pages: list[int]
+    first: int
+    scales: tuple[bytes, ...] = ()
+
+
+class No(Message):
+    """Refused, or failed at the destination. Nothing of the move is readable there."""
+
+    move: int
+    reason: str
+
+
+class Landed(Message):
+    """All pieces from `src_rank` to `dst_rank` are in the destination's memory.
+
+    `checksums`: xxh3-64 of each page's tokens (`checksums`), 8 bytes each, when the move is verified;
+    `scales`: float32 [layer, K/V, head of the move] of fp8 values that keep their dtype.
+    """
+
+    move: int
+    src_rank: int
+    dst_rank: int
+    checksums: bytes = b""
+    scales: bytes = b""
+
+
+class Want(Message):
+    """A slot, please. `ticket` names one staged write of the move."""
+
+    move: int
+    ticket: int
+
+
+class Slot(Message):
+    move: int
+    ticket: int
+    slot: int
+
+
+class Staged(Message):
+    """Slot `ticket` holds layers `first_layer` to `first_layer + layers - 1` of the rank pair, in
+    `wire_dtype`: [layer, K/V, token, head, head_dim] of the move's heads. The rest as in `Landed`, of these
+    layers."""
+
+    move: int
+    ticket: int
+    src_rank: int
+    dst_rank: int
+    first_layer: int
+    layers: int
+    wire_dtype: str
+    checksums: bytes = b""
+    scales: bytes = b""
+
+
+class Scattered(Message):
+    """The layers are in the pool. Times in seconds, `verify_s` is part of none of the others."""
+
+    move: int
+    ticket: int
+    convert_s: float
+    scatter_s: float
+    verify_s: float = 0.0
+
+
+class End(Message):
+    """Everything that this process has for the room was sent."""
+
+    move: int
+
+
+class Complete(Message):
+    """All that this process was expected to send is there, and verified when that was asked."""
+
+    move: int
+    verify_s: float = 0.0
+
+
+class Failed(Message):
+    """The source gave the move up. `drained`: its transport writes nothing of it any more."""
+
+    move: int
+    reason: str
+    drained: bool
+
+
+class Drained(Message):
+    """From now on nothing of a failed move is written."""
+
+    move: int
+
+
+class Cancel(Message):
+    move: int
+    reason: str
+
+
+ToDestination = Hello | Begin | Landed | Want | Staged | End | Failed | Drained
+ToSource = Welcome | Go | No | Slot | Scattered | Complete | Cancel
