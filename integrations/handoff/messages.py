@@ -31,7 +31,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One frame."""
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """`worker`: the pools of all ranks of the source worker; `here`: the ranks that this process has."""
 
     version: int
@@ -40,7 +40,7 @@ class Hello(Message):
     here: tuple[int, ...]
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True):
     """`metadata` is the transport's: first the regions of the ranks `here`, in their order, then the slots.
 
     The last region is the staging memory: `slots` slots of `slot_bytes` bytes.
@@ -56,7 +56,7 @@ class Welcome(Message):
     slot_bytes: int
 
 
-class Begin(Message):
+class Begin(Message, frozen=True):
     """`verify`: with checksums, one for each page of the destination (`checksums`)."""
 
     move: int
@@ -65,7 +65,7 @@ class Begin(Message):
     verify: bool
 
 
-class Go(Message):
+class Go(Message, frozen=True):
     """The room's destination: a `Place`. `scales`: float32 [layer, K/V, head of the rank] of each rank `here`
     where an fp8 pool has scales that its values must be in, else empty."""
 
@@ -75,14 +75,14 @@ class Go(Message):
     scales: tuple[bytes, ...] = ()
 
 
-class No(Message):
+class No(Message, frozen=True):
     """Refused, or failed at the destination. Nothing of the move is readable there."""
 
     move: int
     reason: str
 
 
-class Landed(Message):
+class Landed(Message, frozen=True):
     """All pieces from `src_rank` to `dst_rank` are in the destination's memory.
 
     `checksums`: xxh3-64 of each page's tokens (`checksums`), 8 bytes each, when the move is verified;
@@ -96,20 +96,20 @@ class Landed(Message):
     scales: bytes = b""
 
 
-class Want(Message):
+class Want(Message, frozen=True):
     """A slot, please. `ticket` names one staged write of the move."""
 
     move: int
     ticket: int
 
 
-class Slot(Message):
+class Slot(Message, frozen=True):
     move: int
     ticket: int
     slot: int
 
 
-class Staged(Message):
+class Staged(Message, frozen=True):
     """Slot `ticket` holds layers `first_layer` to `first_layer + layers - 1` of the rank pair, in
     `wire_dtype`: [layer, K/V, token, head, head_dim] of the move's heads. The rest as in `Landed`, of these
     layers."""
@@ -125,7 +125,7 @@ class Staged(Message):
     scales: bytes = b""
 
 
-class Scattered(Message):
+class Scattered(Message, frozen=True):
     """The layers are in the pool. Times in seconds, `verify_s` is part of none of the others."""
 
     move: int
@@ -135,20 +135,20 @@ class Scattered(Message):
     verify_s: float = 0.0
 
 
-class End(Message):
+class End(Message, frozen=True):
     """Everything that this process has for the room was sent."""
 
     move: int
 
 
-class Complete(Message):
+class Complete(Message, frozen=True):
     """All that this process was expected to send is there, and verified when that was asked."""
 
     move: int
     verify_s: float = 0.0
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     """The source gave the move up. `drained`: its transport writes nothing of it any more."""
 
     move: int
@@ -156,13 +156,13 @@ class Failed(Message):
     drained: bool
 
 
-class Drained(Message):
+class Drained(Message, frozen=True):
     """From now on nothing of a failed move is written."""
 
     move: int
 
 
-class Cancel(Message):
+class Cancel(Message, frozen=True):
     move: int
     reason: str
 
