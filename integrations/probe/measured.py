@@ -1,0 +1,27 @@
+"""What was measured on one path: from one host to another over one transport."""
+
+from dataclasses import dataclass
+
+from kvferry.models.paths.sample import Sample
+
+__all__ = ["Measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """`src` and `dst`: the hosts' names. `samples`: real moves, in the order of their time.
+
+    `registration_s` (s): what registering memory takes however little it is; `registration_s_per_byte`
+    (s/byte): what each byte adds. `first_contact_s` (s): what the first move to a peer pays beyond what a
+    later one of its size does. `error`: why the path could not be measured, or not to the end; None where
+    it was. What is measured until then stays.
+    """
+
+    src: str
+    dst: str
+    transport: str
+    samples: tuple[Sample, ...] = ()
+    registration_s: float = 0.0
+    registration_s_per_byte: float = 0.0
+    first_contact_s: float = 0.0
+    error: str | None = None
