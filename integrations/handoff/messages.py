@@ -67,16 +67,21 @@ class Begin(Message, frozen=True):
 
 class Go(Message, frozen=True):
     """The room's destination: a `Place`. `scales`: float32 [layer, K/V, head of the rank] of each rank `here`
-    where an fp8 pool has scales that its values must be in, else empty."""
+    where an fp8 pool has scales that its values must be in, else empty. `verify`: with checksums after all,
+    which either side may ask for."""
 
     move: int
     pages: list[int]
     first: int
     scales: tuple[bytes, ...] = ()
+    verify: bool = False
 
 
 class No(Message, frozen=True):
-    """Refused, or failed at the destination. Nothing of the move is readable there."""
+    """Refused, or failed at the destination. Nothing of the move is readable there.
+
+    One that answers `Begin` ends the move; `Failed` follows any other.
+    """
 
     move: int
     reason: str
