@@ -71,7 +71,8 @@ class Batch:
 class Measurement:
     """What one move cost: the sample that a link model learns from.
 
-    `moved_bytes` and `descriptors` count what is known to have landed. `registration_s` and `first_contact_s`
+    `moved_bytes` and `descriptors` count what is known to have landed, a descriptor that was too large to be
+    posted whole by its pieces. `registration_s` and `first_contact_s`
     are what registering and connecting took, charged to the first move after them, 0 on every other;
     neither is part of `total_s`, which is `submit` to the end = waiting in line + `post_s` (handing the
     descriptors to the library) + `wire_s` (from there until the library said done; where a library does

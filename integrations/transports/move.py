@@ -16,16 +16,31 @@ __all__ = ["Move", "cut"]
 def cut(batch: Batch, max_descriptors: int, max_bytes: int) -> list[Batch]:
     """Consecutive parts of at most `max_descriptors` descriptors and `max_bytes` bytes.
 
-    A descriptor larger than `max_bytes` is a part of its own.
+    A descriptor larger than `max_bytes` becomes several of at most that.
     """
+    batch = _split(batch, max_bytes)
     ends = np.cumsum(batch.nbytes)
     parts, first, before = [], 0, 0
     while first < len(batch):
         full = int(np.searchsorted(ends, before + max_bytes, side="right"))
-        end = min(max(full, first + 1), first + max_descriptors, len(batch))
+        end = min(full, first + max_descriptors, len(batch))
         parts.append(batch.part(first, end))
         first, before = end, int(ends[end - 1])
     return parts
+
+
+def _split(batch: Batch, max_bytes: int) -> Batch:
+    if int(batch.nbytes.max()) <= max_bytes:
+        return batch
+    pieces = -(-batch.nbytes // max_bytes)
+    within = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    before = within * max_bytes
+    return Batch(
+        np.repeat(batch.src_addresses, pieces) + before,
+        np.repeat(batch.dst_addresses, pieces) + before,
+        np.minimum(np.repeat(batch.nbytes, pieces) - before, max_bytes),
+        batch.notice,
+    )
 
 
 class Move:

@@ -18,18 +18,27 @@ METADATA = PeerMetadata("local", "a-1", "session", b"blob", (RegionMetadata(4096
 
 def batch_of(nbytes):
     sizes = np.array(nbytes, np.int64)
-    return Batch(np.arange(sizes.size) + 1, np.arange(sizes.size) + 1, sizes)
+    starts = np.cumsum(sizes) - sizes
+    return Batch(starts + 1, starts[::-1] * 3 + 7, sizes)
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=60), st.integers(1, 9), st.integers(1, 300))
-def test_parts_are_the_batch_and_each_within_its_limits(nbytes, most, most_bytes):
-    parts = cut(batch_of(nbytes), most, most_bytes)
-    assert np.concatenate([part.nbytes for part in parts]).tolist() == nbytes
+def test_parts_are_the_batch_byte_for_byte_and_each_within_its_limits(nbytes, most, most_bytes):
+    batch = batch_of(nbytes)
+    parts = cut(batch, most, most_bytes)
+    assert [pair for part in parts for pair in pairs(part)] == pairs(batch)
     for part, after in zip(parts, [*parts[1:], None], strict=True):
         assert 1 <= len(part) <= most
-        assert part.moved_bytes <= most_bytes or len(part) == 1
+        assert part.moved_bytes <= most_bytes
         if after is not None:  # no part ends early
             assert len(part) == most or part.moved_bytes + int(after.nbytes[0]) > most_bytes
+    assert sum(map(len, parts)) == sum(-(-size // most_bytes) for size in nbytes)
+
+
+def pairs(batch):
+    """Where every byte comes from and goes to."""
+    each = zip(batch.src_addresses.tolist(), batch.dst_addresses.tolist(), batch.nbytes.tolist(), strict=True)
+    return [(source + at, target + at) for source, target, size in each for at in range(size)]
 
 
 @given(
