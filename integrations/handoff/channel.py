@@ -62,14 +62,18 @@ class Channel(Generic[Incoming]):
         """The next message, waited for at most `deadline_s` seconds (None: as long as it takes).
 
         Raises `PeerGone` at the end of the connection, `DeadlinePassed`, and `Refused` for a frame that is
-        too long or is no message of this side's; after `Refused` the connection is of no use.
+        too long or is no message of this side's. The connection is good after `DeadlinePassed` only.
         """
         end_s = None if deadline_s is None else time.monotonic() + deadline_s
         with self._receiving:
-            (length,) = LENGTH.unpack(self._take(LENGTH.size, end_s))
+            self._gather(LENGTH.size, end_s)
+            (length,) = LENGTH.unpack_from(self._arrived)
             if length > FRAME_BYTES:
                 raise Refused(f"a frame of {length} bytes, at most {FRAME_BYTES} may come")
-            body = self._take(length, end_s)
+            end = LENGTH.size + length
+            self._gather(end, end_s)
+            body = bytes(memoryview(self._arrived)[LENGTH.size : end])
+            del self._arrived[:end]
         try:
             return self._decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -87,12 +91,9 @@ class Channel(Generic[Incoming]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take(self, nbytes: int, end_s: float | None) -> bytes:
+    def _gather(self, nbytes: int, end_s: float | None) -> None:
         while len(self._arrived) < nbytes:
             self._arrived += self._more(end_s)
-        taken = bytes(self._arrived[:nbytes])
-        del self._arrived[:nbytes]
-        return taken
 
     def _more(self, end_s: float | None) -> bytes:
         try:

@@ -2,7 +2,7 @@
 
     source                                   destination
     Hello                                ->
-                                         <-  Welcome
+                                         <-  Welcome                   or No(NO_MOVE, reason)
     Begin(move, room)                    ->
                                          <-  Go(pages)                 or No(reason)
     piece by piece:  Landed(rank pair)   ->
@@ -15,8 +15,9 @@
     Failed(move, drained)                ->  from any point after Begin; Drained follows unless it said so
                                          <-  Cancel(move)              it gives up; Failed follows
 
-A `move` is the source's name for one handoff on this connection; a `room` is the bootstrap room that both
-sides were given for the request.
+A Cancel may overtake a Go or a Slot: what comes for a move that is over is ignored, on both sides.
+A `move` is the source's name for one handoff on this connection, at least 0 and never used twice; a `room`
+is the bootstrap room that both sides were given for the request.
 """
 
 import msgspec
@@ -25,6 +26,7 @@ from kvferry.models.moves.pool_spec import PoolSpec
 
 VERSION = 1
 FRAME_BYTES = 16 * 2**20
+NO_MOVE = -1
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
