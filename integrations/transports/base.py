@@ -170,7 +170,10 @@ class Transport(Protocol):
         """
 
     def notices(self) -> list[bytes]:
-        """The notices that arrived since the last call, oldest first; never blocks."""
+        """The notices that arrived since the last call, oldest first; never blocks.
+
+        Calling it also says that a peer is about to write here: a transport that sleeps then wakes up.
+        """
 
     def close(self) -> None:
         """Give up what runs, release memory, threads and sockets. Calling it again does nothing."""
