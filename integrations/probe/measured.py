@@ -12,9 +12,10 @@ class Measured:
     """`src` and `dst`: the hosts' names. `samples`: real moves, in the order of their time.
 
     `registration_s` (s): what registering memory takes however little it is; `registration_s_per_byte`
-    (s/byte): what each byte adds. `first_contact_s` (s): what the first move to a peer pays beyond what a
-    later one of its size does. `error`: why the path could not be measured, or not to the end; None where
-    it was. What is measured until then stays.
+    (s/byte): what each byte adds; both of the slower of the two hosts. `first_contact_s` (s): what
+    connecting and the first move to a peer take beyond a later move of its size. `error`: why the path
+    could not be measured, or not to the end; None where it was. What was measured until then stays.
+    `src_address` and `dst_address`: the agents, host:port, as the probe reached them.
     """
 
     src: str
@@ -25,3 +26,5 @@ class Measured:
     registration_s_per_byte: float = 0.0
     first_contact_s: float = 0.0
     error: str | None = None
+    src_address: str = ""
+    dst_address: str = ""

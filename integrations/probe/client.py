@@ -1,0 +1,114 @@
+"""An agent as `kvferry probe run` talks to it."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from kvferry.integrations.probe.messages import (
+    Connect,
+    Connected,
+    Described,
+    Failure,
+    Line,
+    Moves,
+    Open,
+    Opened,
+    Wanted,
+)
+from kvferry.models.paths.sample import Sample
+
+__all__ = ["Agent", "AgentError"]
+
+CONNECT_S = 5.0
+DESCRIBE_S = 60.0  # it loads libraries
+OPEN_S = 120.0  # it registers memory
+CLOSE_S = 30.0
+# Beyond a move's own deadline: another probe's move may be waited for.
+PATIENCE_S = 60.0
+SHOWN_CHARACTERS = 200
+T = TypeVar("T")
+
+
+class AgentError(RuntimeError):
+    """An agent that cannot be reached, or that says no; the message names it and says why."""
+
+
+class Agent:
+    """`address`: host:port. Every call raises AgentError for whatever goes wrong."""
+
+    def __init__(self, http: aiohttp.ClientSession, address: str, token: str | None = None) -> None:
+        self.address = address
+        self._http = http
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+
+    async def describe(self) -> Described:
+        return await self._ask("GET", "/v1/agent", None, Described, DESCRIBE_S)
+
+    async def open(self, asked: Open) -> Opened:
+        return await self._ask("POST", "/v1/sessions", asked, Opened, OPEN_S)
+
+    async def connect(self, session: str, asked: Connect) -> float:
+        """What the first contact took, s."""
+        limit_s = asked.deadline_s + PATIENCE_S
+        found = await self._ask("POST", f"/v1/sessions/{session}/peers", asked, Connected, limit_s)
+        return found.first_contact_s
+
+    async def moves(
+        self, session: str, peer: str, wanted: Sequence[Wanted], deadline_s: float
+    ) -> AsyncIterator[Sample]:
+        """As they end; the last may be followed by AgentError."""
+        asked = Moves(peer, tuple(wanted), deadline_s)
+        widest = max(each.concurrency for each in wanted)
+        silence_s = 3.0 * deadline_s * widest + PATIENCE_S  # moves at once are told when all are done
+        path = f"/v1/sessions/{session}/moves"
+        async with self._request("POST", path, asked, sock_read=silence_s) as answer:
+            async for line in answer.content:
+                yield self._sample(line)
+
+    async def end(self, session: str, *, settled: bool) -> None:
+        async with self._request("DELETE", f"/v1/sessions/{session}?settled={settled:d}", total=CLOSE_S):
+            pass
+
+    async def _ask(self, method: str, path: str, body: object, kind: type[T], limit_s: float) -> T:
+        async with self._request(method, path, body, total=limit_s) as answer:
+            raw = await answer.read()
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except msgspec.DecodeError as error:
+            raise AgentError(f"{self.address} is no probe agent of this version: {error}") from error
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: object = None, **limits: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        options: dict[str, Any] = {} if body is None else {"data": msgspec.json.encode(body)}
+        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_S, **limits)
+        try:
+            async with self._http.request(
+                method, f"http://{self.address}{path}", headers=self._headers, timeout=timeout, **options
+            ) as answer:
+                if answer.status >= 400:
+                    raise AgentError(self._why(answer.status, await answer.read()))
+                yield answer
+        except TimeoutError as error:
+            raise AgentError(f"{self.address} does not answer") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise AgentError(f"{self.address}: {error or type(error).__name__}") from error
+
+    def _why(self, status: int, raw: bytes) -> str:
+        try:
+            return f"{self.address}: {msgspec.json.decode(raw, type=Failure).error.message}"
+        except msgspec.DecodeError:
+            return f"{self.address} is no probe agent: {status} {raw[:SHOWN_CHARACTERS]!r}"
+
+    def _sample(self, line: bytes) -> Sample:
+        try:
+            told = msgspec.json.decode(line, type=Line)
+        except msgspec.DecodeError as error:
+            raise AgentError(f"{self.address} is no probe agent of this version: {error}") from error
+        if (moved := told.moved) is None:
+            raise AgentError(f"{self.address}: {told.error.message if told.error else 'an empty line'}")
+        return Sample(moved.moved_bytes, moved.descriptors, moved.total_s, moved.concurrency)
