@@ -23,25 +23,39 @@ _PATH_TEXTS = ("name", "kind", "scope", "confidence", "source", "chosen")
 _PATH_NUMBERS = ("line_rate_gb_s", "beta_gb_s", "beta_low_gb_s", "beta_high_gb_s", "alpha_us", "gamma_us")
 _PATH_TIMES = ("handoff_ms", "registration_ms_per_gb", "first_contact_ms")
 _PATH_KEYS = frozenset((*_PATH_TEXTS, *_PATH_NUMBERS, *_PATH_TIMES))
-_RULE_KEYS = frozenset(("same_host", "rdma", "gpu", "transport", "path"))
+_RULE_KEYS = frozenset(("same_host", "rdma", "gpu", "transport", "path", "src_host", "dst_host"))
 
 
 @dataclass(frozen=True, slots=True)
 class PathRule:
-    """A condition on a link and the path class it starts from; None and () fit anything."""
+    """A condition on a link and the path class it starts from; None and () fit anything.
+
+    `src_host`, `dst_host`: names of one host, any of which a worker's host may have.
+    """
 
     path: str
     transport: str | None = None
     same_host: bool | None = None
     rdma: bool | None = None
     gpu: tuple[str, ...] = ()
+    src_host: tuple[str, ...] = ()
+    dst_host: tuple[str, ...] = ()
 
-    def fits(self, transport: str, same_host: bool, gpu: str, rdma: bool) -> bool:
+    @property
+    def names_hosts(self) -> bool:
+        """Whether it is of one pair of hosts rather than of a kind of link."""
+        return bool(self.src_host or self.dst_host)
+
+    def fits(
+        self, transport: str, same_host: bool, gpu: str, rdma: bool, src_host: str = "", dst_host: str = ""
+    ) -> bool:
         return (
             self.transport in (None, transport)
             and self.same_host in (None, same_host)
             and self.rdma in (None, rdma)
             and (not self.gpu or any(part.lower() in (gpu or "none").lower() for part in self.gpu))
+            and (not self.src_host or src_host in self.src_host)
+            and (not self.dst_host or dst_host in self.dst_host)
         )
 
 
@@ -68,16 +82,15 @@ def load_rules(extra: Path | None = None) -> tuple[PathRule, ...]:
     for file in (*([extra] if extra else []), packaged("links.toml")):
         for entry in entries(read_toml(file), "rule", file):
             known_keys(entry, _RULE_KEYS, f"{file}: a [[rule]] table")
-            gpu = entry.get("gpu", [])
-            if not isinstance(gpu, list):
-                raise ConfigError(f"{file}: a [[rule]] table: gpu = {gpu!r} is not a list of names")
             rules.append(
                 PathRule(
                     path=text(entry, "path", f"{file}: a [[rule]] table"),
                     transport=entry.get("transport"),
                     same_host=entry.get("same_host"),
                     rdma=entry.get("rdma"),
-                    gpu=tuple(str(part) for part in gpu),
+                    gpu=_names(entry, "gpu", file),
+                    src_host=_names(entry, "src_host", file),
+                    dst_host=_names(entry, "dst_host", file),
                 )
             )
     return tuple(rules)
@@ -90,17 +103,44 @@ def default_path_class(
     same_host: bool,
     gpu: str = "",
     rdma: bool = False,
+    src_host: str = "",
+    dst_host: str = "",
 ) -> PathClass:
     """The class a link starts from. `gpu` is the GPU's name, empty on a machine without one.
 
     ConfigError when a rule names a class that is not in `links`, or no rule fits.
     """
+    return class_of(first_rule(rules, transport, same_host, gpu, rdma, src_host, dst_host), links)
+
+
+def first_rule(
+    rules: Sequence[PathRule],
+    transport: str,
+    same_host: bool,
+    gpu: str = "",
+    rdma: bool = False,
+    src_host: str = "",
+    dst_host: str = "",
+) -> PathRule:
+    """The rule that says what a link starts from; ConfigError when none fits."""
     for rule in rules:
-        if rule.fits(transport, same_host, gpu, rdma):
-            if rule.path not in links:
-                raise ConfigError(f"a [[rule]] names the path class {rule.path!r}, which is not defined")
-            return links[rule.path]
+        if rule.fits(transport, same_host, gpu, rdma, src_host, dst_host):
+            return rule
     raise ConfigError(f"no [[rule]] fits transport {transport!r}, same_host {same_host}, gpu {gpu!r}")
+
+
+def class_of(rule: PathRule, links: Mapping[str, PathClass]) -> PathClass:
+    """The class that a rule names; ConfigError when it is not in `links`."""
+    if rule.path not in links:
+        raise ConfigError(f"a [[rule]] names the path class {rule.path!r}, which is not defined")
+    return links[rule.path]
+
+
+def _names(entry: Mapping[str, Any], key: str, file: Path) -> tuple[str, ...]:
+    found = entry.get(key, [])
+    if not isinstance(found, list):
+        raise ConfigError(f"{file}: a [[rule]] table: {key} = {found!r} is not a list of names")
+    return tuple(str(part) for part in found)
 
 
 def _path_class(entry: Mapping[str, Any], where: str) -> PathClass:

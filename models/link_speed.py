@@ -86,7 +86,8 @@ class LinkSpeeds:
     A move that is overdue counts, while it lasts, as a sample of what it has taken so far where that is more
     than was shown, and when it is given up as one of what it took until then. `took` and `expected` are
     compared after adding `noise_s` to both, so that milliseconds on a short move are no evidence. What other
-    routers saw counts as if it were their own. All times in seconds, on any one clock.
+    routers saw counts as if it were their own. Only moves whose expectation was by the path's base of now
+    count: what was slow by the catalogue may be just right by a probe. All times in seconds, on any clock.
     """
 
     _samples: dict[Path, deque[_Sample]] = field(default_factory=dict)
@@ -94,9 +95,27 @@ class LinkSpeeds:
     _theirs: dict[str, list[_Sample]] = field(default_factory=dict)
     _moves: dict[str, _Move] = field(default_factory=dict)
     _factors: dict[tuple[Path, str], tuple[float, float]] = field(default_factory=dict)
+    _bases: dict[Path, str] = field(default_factory=dict)
     _beliefs: dict[Path, float] = field(default_factory=dict)
     _priors: dict[_End, float] = field(default_factory=dict)
     _fresh_s: float = -math.inf
+
+    def based(self, path: Path, base: str) -> None:
+        """What the figures of the path's link are by (`Wire.base`): samples by another base are dropped."""
+        if self._bases.get(path, "") == base:
+            return
+        self._bases[path] = base
+        self._samples.pop(path, None)
+        for end in _ends(path):
+            kept = [one for one in self._by_end.get(end, ()) if one.took.path != path]
+            self._by_end[end] = deque(kept, maxlen=SAMPLES)
+            if not kept:
+                del self._by_end[end]
+        for key in [key for key in self._factors if key[0] == path]:
+            del self._factors[key]
+        for sample in (one for told in self._theirs.values() for one in told if one.took.path == path):
+            sample.log = self._log(sample.took)
+        self._fresh_s = -math.inf
 
     def known(self, path: Path, relation: str, byte_factor: float, descriptor_factor: float) -> None:
         """What moves of a kind cost there in the long run, over what the catalogue says."""
@@ -111,7 +130,7 @@ class LinkSpeeds:
     def observe(self, path: Path, wire: Wire, took_s: float, time_s: float, noise_s: float = NOISE_S) -> None:
         """A move is over. What is not finite or negative, or should take no time, is passed over."""
         took = Took(path, wire, took_s, noise_s, time_s)
-        if not took.sound:
+        if not (took.sound and self._applies(path, wire)):
             return
         sample = _Sample(took, self._log(took), time_s)
         self._samples.setdefault(path, deque(maxlen=SAMPLES)).append(sample)
@@ -138,7 +157,7 @@ class LinkSpeeds:
     def overdue(self, time_s: float) -> Iterator[tuple[Path, float]]:
         """Paths of moves that have been in flight for far too long, and the slowness they show at least."""
         for move in self._moves.values():
-            at_least = self._at_least(move, time_s)
+            at_least = self._at_least(move, time_s) if self._applies(move.path, move.wire) else 0.0
             if at_least > OVERDUE:
                 yield move.path, at_least
 
@@ -165,6 +184,9 @@ class LinkSpeeds:
         self._theirs[router] = heard
         if not heard:
             del self._theirs[router]
+
+    def _applies(self, path: Path, wire: Wire) -> bool:
+        return self._bases.get(path, "") == wire.base
 
     def _log(self, took: Took) -> float:
         log = math.log((took.took_s + took.noise_s) / (self._expected_s(*took[:2]) + took.noise_s))
@@ -201,7 +223,12 @@ class LinkSpeeds:
         samples: dict[Path, deque[_Sample]] = {}
         by_end: dict[_End, deque[_Sample]] = {}
         own = (sample for found in self._samples.values() for sample in found)
-        theirs = (one for told in self._theirs.values() for one in told if time_s - one.time_s <= FORGET_S)
+        theirs = (
+            one
+            for told in self._theirs.values()
+            for one in told
+            if time_s - one.time_s <= FORGET_S and self._applies(*one.took[:2])
+        )
         for sample in sorted((*own, *theirs), key=lambda sample: sample.time_s):
             path = sample.took.path
             samples.setdefault(path, deque(maxlen=SAMPLES)).append(sample)

@@ -69,6 +69,16 @@ class Keys:
         """Stream: the cluster tables (`integrations/log/cluster_table.py`) that decisions refer to."""
         return self._key("clusters")
 
+    @property
+    def paths(self) -> str:
+        """Hash: source, destination and transport -> what a probe measured there (`paths.py`)."""
+        return self._key("paths")
+
+    @property
+    def paths_revision(self) -> str:
+        """Counter: grows whenever probed paths are written."""
+        return self._key("paths:revision")
+
     def worker(self, worker_id: str) -> str:
         return self._key(f"worker:{worker_id}")
 

@@ -139,6 +139,10 @@ class Fleet:
             watcher()
         self._tables.clear()
 
+    def relink(self) -> None:
+        """`link_of` has other answers by now."""
+        self._tables.clear()
+
     def heard(self, instance: str) -> str | None:
         """The worker whose plugin has just told something; None when it is none of ours."""
         worker_id = self.instances.get(instance)

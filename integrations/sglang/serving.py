@@ -16,6 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from kvferry.integrations.log.jsonl import JsonlWriter
 from kvferry.integrations.redis.connection import Store, open_store
 from kvferry.integrations.redis.learned import Learned
+from kvferry.integrations.redis.paths import PathFollower
 from kvferry.integrations.redis.sink import Sink
 from kvferry.integrations.redis.telemetry import TelemetryFollower
 from kvferry.integrations.redis.url import StoreError
@@ -38,6 +39,7 @@ from kvferry.integrations.sglang.settings import Settings
 from kvferry.integrations.sglang.telemetry import Telemetry
 from kvferry.integrations.state import log_path, state_dir
 from kvferry.models.book import Book
+from kvferry.models.paths.probed import Probed
 from kvferry.policy.base import make
 
 log = logging.getLogger("kvferry")
@@ -113,6 +115,12 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
         ferry.learning.heard = lambda: learned.routers
         health = HealthWatch(store, ferry.learning, sink.health)
         health_metrics.watch(ferry.metrics.registry, ferry.learning)
+
+        def probed(found: list[Probed]) -> None:
+            links.take(found)
+            fleet.relink()
+
+        paths = PathFollower(store, probed, health=sink.health)
         telemetry = Telemetry(fleet, ferry.join, ferry.metrics.undecodable.inc)
         follower = TelemetryFollower(store, sink.health, telemetry.take)
         runner = web.AppRunner(
@@ -123,7 +131,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
             shutdown_timeout=CLOSE_S,
         )
         await runner.setup()
-        for part in (sink, view, publisher, poller, follower, learned, health):
+        for part in (sink, view, publisher, poller, follower, learned, health, paths):
             part.start()
         await ferry.models.start()
         try:
@@ -139,6 +147,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
             await ferry.models.close()
             await learned.close()
             await health.close()
+            await paths.close()
             await follower.close()
             await poller.stop()
             await kv_events.close()

@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from kvferry.models.link_catalogue import PathRule
 from kvferry.models.paths.fit import Fit
 from kvferry.policy.link import PathClass
 
@@ -71,7 +72,24 @@ def _entry(path: PathClass) -> Mapping[str, str | float]:
     }
 
 
-def _table(name: str, entry: Mapping[str, str | float]) -> str:
+def rules_of(rules: Iterable[PathRule]) -> str:
+    """`[[rule]]` tables, in the order given; `load_rules` on a file of them gives them back."""
+    return "\n".join(_table("rule", _conditions(rule)) for rule in rules)
+
+
+def _conditions(rule: PathRule) -> Mapping[str, str | float | bool | Sequence[str]]:
+    given = {
+        "transport": rule.transport,
+        "same_host": rule.same_host,
+        "rdma": rule.rdma,
+        "gpu": rule.gpu or None,
+        "src_host": rule.src_host or None,
+        "dst_host": rule.dst_host or None,
+    }
+    return {**{key: value for key, value in given.items() if value is not None}, "path": rule.path}
+
+
+def _table(name: str, entry: Mapping[str, str | float | bool | Sequence[str]]) -> str:
     lines = [f"{_key(key)} = {_value(value)}\n" for key, value in entry.items()]
     return f"[[{_key(name)}]]\n{''.join(lines)}"
 
@@ -80,9 +98,13 @@ def _key(key: str) -> str:
     return key if _BARE.fullmatch(key) else _quoted(key)
 
 
-def _value(value: str | float) -> str:
+def _value(value: str | float | bool | Sequence[str]) -> str:
     if isinstance(value, str):
         return _quoted(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(_quoted, value))}]"
     if not math.isfinite(value):
         raise ValueError(f"{value} is not a figure")
     return repr(float(value))

@@ -18,7 +18,7 @@ from kvferry.models.terms.runs import Runs
 from kvferry.models.terms.spread import Spread, Spreads
 from kvferry.models.terms.told import decode, encode
 from kvferry.models.terms.transfer import Transfers, key_of
-from kvferry.models.terms.way import Path, Way, path_of
+from kvferry.models.terms.way import Path, Way, base_of, path_of
 from kvferry.policy.candidates import Floats
 from kvferry.policy.link import Link
 from kvferry.policy.worker import Speed, Worker
@@ -108,6 +108,8 @@ class Learner:
         beliefs = self.transfers.beliefs(links, relations, now_s)
         columns, paths = np.array([belief.mean for belief in beliefs]).T, [path_of(link) for link in links]
         factors = columns[1:].T.tolist()
+        for path, link in zip(paths, links, strict=True):
+            self.speeds.based(path, base_of(link))
         for path, relation, (by_byte, by_descriptor) in zip(paths, relations, factors, strict=True):
             self.speeds.known(path, relation, by_byte, by_descriptor)
         return _Links(links, self.transfers.pool.turn(now_s), paths, columns)

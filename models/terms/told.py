@@ -36,6 +36,7 @@ class ToldMove(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     took_s: float
     noise_s: float
     time_s: float
+    base: str = ""
 
 
 class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,7 +94,7 @@ def decode(
     moves = [
         Took(
             Path(one.src_host, one.dst_host, one.transport),
-            Wire(one.bytes_s, one.posting_s, one.relation),
+            Wire(one.bytes_s, one.posting_s, one.relation, one.base[:MOST_TEXT]),
             *(one.took_s, one.noise_s, min(one.time_s - ahead_s, now_s)),
         )
         for one in found.moves
@@ -120,4 +121,4 @@ def _member(key: Key, member: Member) -> ToldMember:
 
 def _move(took: Took) -> ToldMove:
     wire = took.wire
-    return ToldMove(*took.path, wire.relation, wire.bytes_s, wire.posting_s, *took[2:])
+    return ToldMove(*took.path, wire.relation, wire.bytes_s, wire.posting_s, *took[2:], wire.base)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvferry.policy.link import Link
+from kvferry.policy.link import Evidence, Link
 
 
 class Path(NamedTuple):
@@ -16,11 +16,12 @@ class Path(NamedTuple):
 
 class Wire(NamedTuple):
     """Seconds on the wire by the catalogue, other moves on it included: of bytes, and of descriptors that
-    are posted for a kind of layout relation."""
+    are posted for a kind of layout relation. `base`: the probe (`base_of`) that they are by instead."""
 
     bytes_s: float
     posting_s: float = 0.0
     relation: str = ""
+    base: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Way:
         """Latency and meeting are not in it."""
         link, crowd = self.link, 1.0 + self.others
         bytes_s = moved_bytes / max(link.beta_bytes_per_s, 1.0)
-        return Wire(bytes_s * crowd, link.gamma_s_per_descriptor * descriptors * crowd, relation)
+        posting_s = link.gamma_s_per_descriptor * descriptors
+        return Wire(bytes_s * crowd, posting_s * crowd, relation, base_of(link))
 
     def around_s(self, moved_bytes: float) -> float:
         """Seconds of a move that do not depend on the link's speed."""
@@ -53,3 +55,8 @@ class Way:
 def path_of(link: Link) -> Path:
     """Moves share a path when they share both hosts and the transport."""
     return Path(link.src_host, link.dst_host, link.transport)
+
+
+def base_of(link: Link) -> str:
+    """What a link's figures are by, as far as that can change while a router runs: "" for the catalogue."""
+    return link.path_class if link.evidence is Evidence.PROBE else ""
