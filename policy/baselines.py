@@ -92,6 +92,10 @@ class LengthThreshold(ModeRule):
 
     tokens: float = 2048.0
 
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            raise ValueError(f"a threshold of {self.tokens:g} tokens is no length")
+
     @property
     def name(self) -> str:
         return f"length_threshold({self.tokens:g})"

@@ -264,6 +264,7 @@ def test_random_by_workers_draws_plans_as_often_as_it_says() -> None:
         ("Coin(0.5)", "unknown policy"),
         ("coin(0.5", "unknown policy"),
         ("coin(2)", "not between 0 and 1"),
+        ("length_threshold(-5)", "no length"),
         ("coin(nan)", "finite"),
         ("coin(x)", "could not convert"),
         ("coin(0.5,)", "could not convert"),
