@@ -19,7 +19,7 @@ LEAST_SIZES = 5
 # The first pass over all sizes may take this share of the budget, later ones all but what crowds need.
 FIRST_SHARE, CROWD_SHARE = 0.5, 0.15
 # A cell of small moves is noisy and costs little: repeated until that much time went into it, or so often.
-WORTH_S, MOST_TIMES = 0.1, 4
+WORTH_S, MOST_TIMES = 0.25, 5
 
 
 @dataclass(frozen=True, slots=True, order=True)

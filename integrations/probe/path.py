@@ -44,14 +44,18 @@ class Path:
     theirs: Opened
     scope: Scope
     tell: Callable[[], None]
+    clock: Callable[[], float] = time.monotonic
     samples: list[Sample] = field(default_factory=list)
     first_contact_s: float = 0.0
     _pace: grid.Pace = field(default_factory=grid.Pace)
-    _began_s: float = field(default_factory=time.monotonic)
+    _began_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began_s = self.clock()
 
     @property
     def spent_s(self) -> float:
-        return time.monotonic() - self._began_s
+        return self.clock() - self._began_s
 
     async def measure(self) -> None:
         """Raises AgentError."""
