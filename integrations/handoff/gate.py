@@ -35,7 +35,7 @@ class LayerGate(Watched):
     def __init__(self) -> None:
         super().__init__()
         self._layers = 0
-        self._ready: list[tuple[int, Callable[[], None]]] = []
+        self._told: list[tuple[int, Callable[[], None] | None]] = []
 
     @property
     def layers(self) -> int:
@@ -52,13 +52,15 @@ class LayerGate(Watched):
             if layers <= self._layers:
                 return
             self._layers = layers
-            if ready is not None:
-                self._ready.append((layers, ready))
+            self._told.append((layers, ready))
         self._tell()
 
     def settle(self, layers: int) -> None:
-        """Block until the first `layers` layers, of those that `computed` told, are in memory."""
+        """Block until the first `layers` layers are in memory; they were told to be computed."""
         with self._lock:
-            waits = [ready for upto, ready in self._ready if upto <= layers]
-        for ready in waits:
-            ready()
+            told = tuple(self._told)
+        for upto, ready in told:
+            if ready is not None:
+                ready()
+            if upto >= layers:
+                return
