@@ -36,7 +36,7 @@ class Sessions:
     def __init__(self, agent: str, memory_bytes: int, idle_s: float) -> None:
         self._agent, self._memory_bytes, self._idle_s = agent, memory_bytes, idle_s
         self._held: dict[str, _Held] = {}
-        self._taken_bytes = 0
+        self.taken_bytes = 0
         self._sweeper = asyncio.create_task(self._sweep())
         self._later: set[asyncio.Task[None]] = set()
 
@@ -52,9 +52,9 @@ class Sessions:
                 kind="invalid_request_error",
                 param="nbytes",
             )
-        if self._taken_bytes + asked.nbytes > self._memory_bytes:
+        if self.taken_bytes + asked.nbytes > self._memory_bytes:
             raise ApiError(
-                f"{self._taken_bytes} of {self._memory_bytes} bytes are taken by other probes: try later",
+                f"{self.taken_bytes} of {self._memory_bytes} bytes are taken by other probes: try later",
                 status=503,
             )
         # Shielded: of whoever asked and went away, the session must still be known to be closed.
@@ -78,19 +78,21 @@ class Sessions:
             await asyncio.shield(self._end(held.session, settled))
 
     async def close(self) -> None:
-        """End all; whoever still writes finds no process."""
+        """End all, and wait for nothing: who still writes finds no transport."""
         self._sweeper.cancel()
         for name in tuple(self._held):
-            await self.end(name, settled=False)
-        await asyncio.gather(self._sweeper, return_exceptions=True)
+            await self.end(name, settled=True)
+        for task in self._later:
+            task.cancel()
+        await asyncio.gather(self._sweeper, *self._later, return_exceptions=True)
 
     async def _make(self, asked: Open, host: str) -> Session:
         name = f"{self._agent}-{secrets.token_hex(8)}"
-        self._taken_bytes += asked.nbytes
+        self.taken_bytes += asked.nbytes
         try:
             session = await asyncio.to_thread(Session, name, self._agent, asked, host)
         except BaseException:
-            self._taken_bytes -= asked.nbytes
+            self.taken_bytes -= asked.nbytes
             raise
         self._held[name] = _Held(session, time.monotonic())
         return session
@@ -106,11 +108,13 @@ class Sessions:
 
     def _free(self, session: Session) -> None:
         session.memory.close()
-        self._taken_bytes -= session.memory.nbytes
+        self.taken_bytes -= session.memory.nbytes
 
     async def _free_later(self, session: Session) -> None:
-        await asyncio.sleep(HOLD_S)
-        self._free(session)
+        try:
+            await asyncio.sleep(HOLD_S)
+        finally:
+            self._free(session)
 
     async def _sweep(self) -> None:
         while True:
