@@ -55,16 +55,16 @@ class Errand(Protocol):
         """What it took."""
 
     def ended(self, outcome: HandoffRecord | TransportError, answered: bool) -> None:
-        """Called once, before whoever waits knows; must not wait for the departure. `answered`: the
-        destination had said where the move goes."""
+        """Called once, before whoever waits knows; must not wait for anything. `answered`: the destination
+        had said where the move goes."""
 
 
 class Departure:
-    """One thread does the errand and ends with it; after a failure it stays until nothing more is written,
-    so that the destination can be told."""
+    """A thread does the errand and ends with it; after a failure it stays until nothing more is written, so
+    that the destination can be told."""
 
     def __init__(self, peering: Peering, transport: Transport, errand: Errand, limit_s: float) -> None:
-        """At most `limit_s` seconds from now it is over, whether or not anybody waits."""
+        """At most `limit_s` seconds from now it is over, whether or not anybody waits. Raises `PeerGone`."""
         self.peering = peering
         self.tally = Tally()
         self.slots: dict[int, int] = {}
@@ -74,13 +74,18 @@ class Departure:
         self._began_s = time.monotonic()
         self._changed = threading.Condition()
         self._go: Go | None = None
-        self._complete: Complete | None = None
+        self._carried = False
         self._error: TransportError | None = None
         self._record: HandoffRecord | None = None
         self._moving: list[Moving] = []
-        self._owes = False
+        self._owes = True
         self._settled = False
         self.number = peering.add(self)
+        try:
+            # Here, so that the answer is on its way while the thread comes into being.
+            self.say(Begin(self.number, errand.room, errand.tokens, errand.verify))
+        except PeerGone as error:
+            self.lost(error)
         self._thread = threading.Thread(target=self._run, name=f"kvferry-to-{peering.name}", daemon=True)
         self._thread.start()
 
@@ -112,6 +117,8 @@ class Departure:
     # For the peering's thread
 
     def told(self, message: ToSource) -> None:
+        if isinstance(message, Complete):
+            return self._end(message)
         with self._changed:
             if isinstance(message, Go):
                 self._go = message
@@ -119,15 +126,13 @@ class Departure:
                 self.slots[message.ticket] = message.slot
             elif isinstance(message, Scattered):
                 self.tally.scattered(message)
-            elif isinstance(message, Complete):
-                self.tally.verify_s += message.verify_s  # of every slot too
-                self._complete = message
             elif isinstance(message, No):
                 self._owes &= self._go is not None
                 self.fail(Refused(f"{self.peering.name}: {message.reason}"))
             elif isinstance(message, Cancel):
                 self.fail(Cancelled(f"{self.peering.name} gave it up: {message.reason}"))
             self._changed.notify_all()
+        return None
 
     def lost(self, error: TransportError) -> None:
         with self._changed:
@@ -206,14 +211,11 @@ class Departure:
 
     def _run(self) -> None:
         try:
-            self._owes = True
-            self.say(Begin(self.number, self._errand.room, self._errand.tokens, self._errand.verify))
             go = self.until("answer", lambda: self._go)
             self._errand.carry(self, go)
+            self._carried = True
             self.say(End(self.number))
-            self.until("word that all is there", lambda: self._complete)
-            record = self._errand.record(self, time.monotonic() - self._began_s)
-            self._end(record)
+            self.until("word that all is there", lambda: self._record)
         except Exception as error:
             log.debug("handoff to %s", self.peering.name, exc_info=True)
             self.fail_with(error)
@@ -221,11 +223,16 @@ class Departure:
             self._give_up(self._error)
         self.peering.remove(self.number)
 
-    def _end(self, record: HandoffRecord) -> None:
+    def _end(self, complete: Complete) -> None:
+        """In the peering's thread: another turn of threads would be a tenth of a fast move."""
         with self._changed:
+            if not self._carried:
+                self.fail(Refused(f"{self.peering.name} said that all is there before it was sent"))
             if self._settled:
                 return
             self._settled = True
+            self.tally.verify_s += complete.verify_s  # of every slot too
+        record = self._errand.record(self, time.monotonic() - self._began_s)
         self._errand.ended(record, True)
         with self._changed:
             self._record = record

@@ -19,7 +19,7 @@ from kvferry.models.moves.choose import Form, PathCost, scattered_s, staged_s
 from kvferry.models.moves.chunks import MOST_DESCRIPTORS
 from kvferry.models.moves.pieces import Pieces
 from kvferry.models.moves.place import Place
-from kvferry.models.moves.plan import Move, plan
+from kvferry.models.moves.plan import Move
 from kvferry.policy.layout import RelationKind
 
 __all__ = ["KVErrand"]
@@ -47,10 +47,7 @@ class KVErrand:
     def carry(self, departure: Departure, go: Go) -> None:
         self.verify |= go.verify
         peering = departure.peering
-        whole = plan(self.own.worker, self.at, peering.worker, Place.of(go.pages, go.first), self.tokens)
-        self._moves = moves = tuple(
-            move for move in whole if move.src_rank in self.own.pools and move.dst_rank in peering.here
-        )
+        self._moves = moves = peering.moves(self.at, Place.of(go.pages, go.first), self.tokens)
         if self.gate is not None:
             self.gate.watch(departure.wake)
         try:

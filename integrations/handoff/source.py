@@ -42,7 +42,8 @@ class Source:
     order of their ranks, then the staging memory (`slots` slots of `slot_bytes` bytes, rounded up to 64).
     `agent` is what destinations, paths and records call this process. `costs` is what a path is believed
     to cost before moves over it were seen (the transport's own figures where not given); every move that
-    is done corrects it. `on_record` are called with the record of every move that is done, in its thread.
+    is done corrects it. `on_record` are called with the record of every move that is done, before whoever
+    waits for it knows, and must be quick.
 
     A path whose moves failed is refused for a while (`Breakers`): at first 2 s, then one move may try it.
     Methods may be called from any thread.
