@@ -12,7 +12,10 @@ import importlib
 import logging
 import os
 import socket
+import time
 from typing import Any, ClassVar
+
+import numpy as np
 
 from kvferry.integrations.transports.errors import Missing, PeerGone, Refused, Wedged
 from kvferry.integrations.transports.executor import Executor, RemotePeer
@@ -48,6 +51,7 @@ class Mooncake(Executor):
             ) from error
         super().__init__(agent, host)
         self._library = engine
+        self._scratch = np.zeros(64, np.uint8)  # what first contacts read goes here
         self._first = self._engine()
         self._lanes: dict[RemotePeer, Lane] = {}
         self._left: list[tuple[RemotePeer, Lane]] = []
@@ -57,11 +61,12 @@ class Mooncake(Executor):
             return []
         return [base64.b64decode(note.msg) for note in self._first.get_notifies() if note.name == "kvferry"]
 
-    def _engine(self) -> Any:
+    def _engine(self, spare: bool = False) -> Any:
         engine = self._library.TransferEngine()
         if engine.initialize(self.host, "P2PHANDSHAKE", "tcp", "") != 0:
             raise Refused(f"mooncake: no engine at {self.host}")
-        if self.own is not None:
+        engine.register_memory(self._scratch.ctypes.data, self._scratch.size)
+        if self.own is not None and not spare:
             self._give(engine, self.own)
         return engine
 
@@ -77,11 +82,18 @@ class Mooncake(Executor):
     def _connect(self, peer: RemotePeer) -> None:
         if not self._listens(peer):
             raise PeerGone(f"{peer.name}: nobody listens at {peer.metadata.session}")
-        lane = self._lane(peer, self._first)
+        # An engine that meets a stopped peer stands still for a minute, for other peers as well: one that
+        # nobody needs goes first.
+        scout = self._met(peer, self._engine(spare=True))
+        self._leave(peer, scout)
+        self._lanes[peer] = self._met(peer, self._first)
+
+    def _met(self, peer: RemotePeer, engine: Any) -> Lane:
+        lane = self._lane(peer, engine)
         if not lane.met.wait(CONTACT_S) or lane.broken:
             self._leave(peer, lane)
             raise PeerGone(f"{peer.name}: {peer.metadata.session} did not answer")
-        self._lanes[peer] = lane
+        return lane
 
     def _disconnect(self, peer: RemotePeer) -> None:
         if (lane := self._lanes.pop(peer, None)) is not None:
@@ -100,7 +112,8 @@ class Mooncake(Executor):
         lane.put(move)
 
     def _lane(self, peer: RemotePeer, engine: Any) -> Lane:
-        return Lane(engine, self._library, peer.metadata.session, lambda: self._why(peer))
+        contact = self._scratch.ctypes.data, peer.regions[0].address
+        return Lane(engine, self._library, peer.metadata.session, contact, lambda: self._why(peer))
 
     def _leave(self, peer: RemotePeer, lane: Lane) -> None:
         lane.stop(
@@ -127,12 +140,13 @@ class Mooncake(Executor):
         lanes = [lane for _, lane in self._left] + list(self._lanes.values())
         for lane in lanes:
             lane.stop(Refused("the transport was closed"))
+        until_s = time.monotonic() + ENGINE_TIMEOUT_S + 1.0
         for lane in lanes:
-            lane.join(ENGINE_TIMEOUT_S + 1.0)
+            lane.join(max(0.0, until_s - time.monotonic()))
         if hung := sum(lane.is_alive() for lane in lanes):
             log.warning("mooncake: %d calls into peers that do not answer still run at close", hung)
-        if self.own is not None:
-            self._first.batch_unregister_memory([region.address for region in self.own.regions])
+        own = self.own.regions if self.own is not None else ()
+        self._first.batch_unregister_memory([self._scratch.ctypes.data, *(region.address for region in own)])
         self._lanes.clear()
         self._left.clear()
         self._first = None

@@ -17,12 +17,21 @@ __all__ = ["Lane"]
 class Lane(threading.Thread):
     """Moves go in with `put`, in order. `met` once the peer answered; `broken` after a failed call."""
 
-    def __init__(self, engine: Any, library: Any, session: str, why: Callable[[], TransportError]) -> None:
-        """`why` says what a failed call means, once the engine said that it failed."""
+    def __init__(
+        self,
+        engine: Any,
+        library: Any,
+        session: str,
+        contact: tuple[int, int],
+        why: Callable[[], TransportError],
+    ) -> None:
+        """`contact`: addresses of a byte here and of one at the peer that is read into it; `why` says what a
+        failed call means, once the engine said that it failed."""
         super().__init__(name=f"kvferry-mooncake-{session}", daemon=True)
         self.broken = False
         self.met = threading.Event()
         self._engine, self._library, self._session, self._why = engine, library, session, why
+        self._contact = contact
         self._changed = threading.Condition()
         self._moves: deque[Move] = deque()
         self._end: TransportError | None = None
@@ -57,8 +66,10 @@ class Lane(threading.Thread):
 
     def run(self) -> None:
         try:
-            # Opens the connection: a first contact that is not part of any move.
-            if not self._engine.get_first_buffer_address(self._session):
+            # Opens the connection: a first contact that is not part of any move. Calls that only ask for the
+            # peer's segment keep Python's lock: a stopped peer would stop every thread here for a minute.
+            here, there = self._contact
+            if self._engine.batch_transfer_sync_read(self._session, [here], [there], [1]) != 0:
                 self._break(self._why())
             self.met.set()
             while (move := self._next()) is not None:

@@ -7,8 +7,11 @@ instead: a peer that does not pump is a peer into which nobody can wire up.
 import importlib
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 from kvferry.integrations.transports.errors import Missing, PeerGone, Refused
 from kvferry.integrations.transports.executor import Executor, RemotePeer
@@ -19,6 +22,8 @@ from kvferry.integrations.transports.ranges import Ranges
 __all__ = ["Nixl"]
 
 RDMA_DEVICES = Path("/sys/class/infiniband")
+CONTACT_S = 5.0
+ASK_S = 5e-4
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +51,10 @@ class Nixl(Executor):
         config = api.nixl_agent_config(backends=[], enable_prog_thread=False)
         self._library: Any = api.nixl_agent(self.agent, config)
         self._library.create_backend("UCX", {})
-        self._memory: Any = None
+        # What first contacts read goes here; a peer could write it, and nobody would mind.
+        self._scratch = np.zeros(64, np.uint8)
+        place = (self._scratch.ctypes.data, self._scratch.size, 0, "")
+        self._memory = [self._library.register_memory([place], "DRAM")]
         self._pump = Pump(self._library)
 
     def notices(self) -> list[bytes]:
@@ -55,7 +63,7 @@ class Nixl(Executor):
     def _register(self, own: Ranges) -> tuple[str, bytes]:
         regions = [(region.address, region.nbytes, region.device, "") for region in own.regions]
         with self._pump.library_lock:
-            self._memory = self._library.register_memory(regions, MEMORY[own.kind])
+            self._memory.append(self._library.register_memory(regions, MEMORY[own.kind]))
             return self.agent, self._library.get_agent_metadata()
 
     def _connect(self, peer: RemotePeer) -> None:
@@ -69,7 +77,37 @@ class Nixl(Executor):
             if added not in (peer.metadata.agent, peer.metadata.agent.encode()):
                 self._library.remove_remote_agent(added)
                 raise Refused(f"{peer.name}: its metadata names two agents")
-        self._pump.wake()
+        self._meet(peer)
+
+    def _meet(self, peer: RemotePeer) -> None:
+        """Read a byte of the peer's: NIXL connects in the first transfer, and waits there for ever."""
+        asked, until_s = None, time.monotonic() + CONTACT_S
+        theirs = peer.regions[0]
+        try:
+            with self._pump.library_lock:
+                here = self._library.get_xfer_descs([(self._scratch.ctypes.data, 1, 0)], "DRAM")
+                there = self._library.get_xfer_descs(
+                    [(theirs.address, 1, theirs.device)], MEMORY[theirs.kind]
+                )
+                asked = self._library.initialize_xfer("READ", here, there, peer.metadata.agent)
+                state = self._library.transfer(asked)
+            while state == "PROC" and time.monotonic() < until_s:
+                self._pump.wake()
+                time.sleep(ASK_S)
+                with self._pump.library_lock:
+                    state = self._library.check_xfer_state(asked)
+        except Exception as error:
+            # As in `_connect`.
+            log.debug("first contact", exc_info=True)
+            state = f"{error or type(error).__name__}"
+        with self._pump.library_lock:
+            if asked is not None:
+                self._pump.drop_handle(asked)
+            if state != "DONE":
+                why = f"did not answer in {CONTACT_S:g} s" if state == "PROC" else f"cannot be read ({state})"
+                gone = PeerGone(f"{peer.name}: {why}")
+                self._pump.forget(peer, gone)
+                raise gone
 
     def _disconnect(self, peer: RemotePeer) -> None:
         self._pump.forget(peer, PeerGone(f"{peer.name} was replaced"))
@@ -83,7 +121,8 @@ class Nixl(Executor):
         with self._pump.library_lock:
             for peer in self._peers.values():
                 self._pump.forget(peer, Refused("the transport was closed"))
-            if self._memory is not None:
-                self._library.deregister_memory(self._memory)
-            self._memory = self._library = None
+            for registered in self._memory:
+                self._library.deregister_memory(registered)
+            self._memory.clear()
+            self._library = None
         self._pump.release()

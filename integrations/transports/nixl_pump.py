@@ -101,20 +101,23 @@ class Pump(threading.Thread):
 
     def run(self) -> None:
         pause_s = awake_s = 0.0
+        busy_polls = 0
         while not self._stopping:
             with self.library_lock:
                 self._take_in()
                 busy = self._receive() | self._check() | self._post()
                 # Moves that are over leave here, but for what of them still flies.
                 self._jobs = [job for job in self._jobs if job.move.measurement is None]
+            # The first poll after a pause is slow for want of a warm cache: only the second one tells.
+            busy_polls = busy_polls + 1 if busy else 0
+            if busy_polls > 1:
+                pause_s, awake_s = 0.0, time.monotonic()
+            elif not busy:
                 awake = bool(self._jobs) or time.monotonic() - awake_s < LINGER_S
-            pause_s = 0.0 if busy else min(max(pause_s * 1.5, SHORT_S), MOVING_S if awake else IDLE_S)
-            woken = self._wake.wait(pause_s)
-            if woken:
+                pause_s = min(max(pause_s * 1.5, SHORT_S), MOVING_S if awake else IDLE_S)
+            if self._wake.wait(0.0 if busy else pause_s):
                 self._wake.clear()
-                pause_s = min(pause_s, SHORT_S)
-            if busy or woken:
-                awake_s = time.monotonic()
+                pause_s, awake_s = min(pause_s, SHORT_S), time.monotonic()
 
     def _take_in(self) -> None:
         while self._inbox:
@@ -199,11 +202,15 @@ class Pump(threading.Thread):
         self._flights.remove(flight)
         flight.job.flying -= 1
         if flight.handle is not None:
-            try:
-                self._library.release_xfer_handle(flight.handle)
-            except Exception:
-                # A transfer that cannot be cancelled keeps its handle: its move says that it may still write.
-                log.debug("release_xfer_handle", exc_info=True)
+            self.drop_handle(flight.handle)
+
+    def drop_handle(self, handle: Any) -> None:
+        """Cancel what still flies; the lock is the caller's."""
+        try:
+            self._library.release_xfer_handle(handle)
+        except Exception:
+            # A transfer that cannot be cancelled keeps its handle: its move says that it may still write.
+            log.debug("release_xfer_handle", exc_info=True)
 
     @staticmethod
     def _meaning(peer: RemotePeer, error: Exception) -> TransportError:

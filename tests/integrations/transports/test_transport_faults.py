@@ -13,6 +13,8 @@ from kvferry.integrations.transports.registry import open_transport
 
 KIB = 1024
 MOONCAKES_OWN_TIMEOUT_S = 5
+CONNECTING_S = 5
+FLOOD = 8192  # descriptors; the lane to a peer holds 2,048
 
 
 def good_move(way, peer, process, seed):
@@ -37,9 +39,8 @@ def test_a_killed_peer_fails_its_moves_and_no_other_and_may_come_back(way):
         assert first_failed.measurement.descriptors < len(batch)
         assert first_failed.may_still_write
     assert good_move(way, way.peer, way.process, 3)
-    if not way.name.startswith("nixl"):  # whose connect asks nobody
-        with pytest.raises(PeerGone):
-            way.transport.connect("victim", process.metadata)
+    with pytest.raises(PeerGone):
+        way.transport.connect("victim", process.metadata)
     again = way.start("victim")
     assert good_move(way, way.transport.connect("victim", again.metadata), again, 4)
     with pytest.raises(PeerGone, match="replaced"):
@@ -76,6 +77,59 @@ def test_a_stopped_peer_fails_the_move_at_our_deadline(way):
             time.sleep(0.1)
     else:
         raise AssertionError("no move arrived after the peer went on")
+
+
+def test_connecting_to_a_stopped_peer_ends_by_itself_and_holds_up_no_other(way):
+    if way.name == "local":
+        pytest.skip("shared memory can be written while its owner is stopped")
+    process = way.start("sleeper")
+    process.send(signal.SIGSTOP)
+    ended = {}
+
+    def connect():
+        began_s = time.monotonic()
+        try:
+            way.transport.connect("sleeper", process.metadata)
+        except PeerGone as error:
+            ended["error"] = error
+        ended["took_s"] = time.monotonic() - began_s
+
+    connecting = threading.Thread(target=connect)
+    connecting.start()
+    moved = 0
+    while connecting.is_alive():
+        assert good_move(way, way.peer, way.process, moved)
+        moved += connecting.is_alive()
+    assert moved > 1
+    assert "answer" in str(ended["error"])
+    assert ended["took_s"] < 4 * CONNECTING_S
+    process.send(signal.SIGCONT)
+    peer = way.transport.connect("sleeper", process.metadata)
+    assert good_move(way, peer, process, 1)
+
+
+def test_a_flooded_engine_wedges_and_the_next_move_has_a_fresh_one(way, monkeypatch):
+    if way.name != "mooncake":
+        pytest.skip("only Mooncake's engine wedges")
+    batch = way.scatter(way.process, [4 * KIB], 64 * KIB**2, 1)
+    assert len(batch) > FLOOD
+    transport = open_transport("mooncake", "flooding")
+    transport.register((Region(way.memory.address, way.memory.pool.size),))
+    try:
+        peer = transport.connect("decode", way.process.metadata)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(transport), "part_descriptors", FLOOD)
+            flooding = transport.submit(peer, batch)
+        with contextlib.suppress(Wedged):
+            flooding.wait(30)
+            pytest.skip(f"this Mooncake takes {FLOOD} descriptors at once")
+        assert flooding.may_still_write
+        batch = way.scatter(way.process, [4 * KIB], 64 * KIB**2, 2)
+        assert transport.submit(peer, batch).wait(60).descriptors == len(batch)
+        assert transport._lanes[peer]._engine is not transport._first
+        assert way.arrived(way.process, batch) == len(batch)
+    finally:
+        transport.close()
 
 
 def test_a_wedged_engine_is_replaced_by_a_fresh_one(way, monkeypatch):
