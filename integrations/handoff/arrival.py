@@ -99,7 +99,7 @@ class Arrival:
         began_s = now_s if self.began_s is None else self.began_s
         self.arrived = Arrived(
             room=self.room,
-            pages=tuple(self.expected.used.tolist()),
+            pages=tuple(self.expected.at.pages.tolist()),
             tokens=self.expected.tokens,
             scales=self.expected.scales,
             verified=all(part.verify for part in self.parts),

@@ -113,7 +113,9 @@ class Destination:
             for rank, pool in self._own.pools.items()
             if pool.spec.dtype in FP8
         }
-        expected = Expected(room, at, tokens, self._spec.page_size, verify, wanted, made)
+        size = self._spec.page_size
+        at = Place(at.used(size, tokens), at.first % size)  # what lies before it is of no interest
+        expected = Expected(room, at, tokens, verify, wanted, made)
         arrival = Arrival(expected, f"{room}/{next(self._keys)}", self._rooms.give_up)
         self._rooms.expect(arrival)
         return arrival

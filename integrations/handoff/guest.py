@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kvferry.integrations.handoff.channel import Channel
 from kvferry.integrations.handoff.messages import VERSION, Begin, Hello, Message, ToDestination
 from kvferry.integrations.handoff.part import Part, Route, routes_between
-from kvferry.integrations.transports.errors import PeerGone, Refused
+from kvferry.integrations.transports.errors import Refused, TransportError
 from kvferry.models.moves.impossible import Impossible
 from kvferry.models.moves.pool_spec import PoolSpec
 
@@ -54,8 +54,9 @@ class Guest:
         return cls(hello.agent[:200], hello.worker, routes, own, channel)
 
     def tell(self, message: Message) -> None:
-        """Send, or do nothing where the connection is gone: its own thread notices that too."""
+        """Send, or do nothing where that cannot be: its own thread notices a connection that is gone, and a
+        source that is not answered has its own deadline."""
         try:
             self.channel.send(message)
-        except PeerGone as error:
-            log.debug("%s: %s not sent: %s", self.agent, type(message).__name__, error)
+        except TransportError as error:
+            log.info("%s: %s not sent: %s", self.agent, type(message).__name__, error)

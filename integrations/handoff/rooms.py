@@ -30,7 +30,7 @@ class Rooms(Book):
                 raise Refused("this destination is closed")
             if arrival.room in self._arrivals:
                 raise Refused(f"room {arrival.room} is expected already")
-            self._pages.take(arrival.key, arrival.expected.used, self._clock())
+            self._pages.take(arrival.key, arrival.expected.at.pages, self._clock())
             self._arrivals[arrival.room] = arrival
             self._over.pop(arrival.room, None)
             for guest, begin in self._parked.pop(arrival.room, ()):

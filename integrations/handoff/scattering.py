@@ -24,7 +24,7 @@ class Target:
 
     def __init__(self, route: Route, pool: KVPool, expected: Expected) -> None:
         self.route, self.pool, self.at, self.tokens = route, pool, expected.at, expected.tokens
-        self._pages = expected.used
+        self._pages = expected.at.pages
         first = route.heads.start - route.dst.first_head
         heads = slice(first, first + len(route.heads))
         wanted, result = expected.wanted.get(route.dst_rank), expected.scales.get(route.dst_rank)
@@ -65,6 +65,7 @@ class Target:
         """
         verify_s = convert_s = scatter_s = 0.0
         mark_s = time.monotonic()
+        staged = staged.to(self.pool.device)  # where ranks are on several devices the slots are on one
         if checksums is not None:
             self._check_length(checksums)
             self._compare(checksums, self._checksums(staged), "its checksum on the wire is not the source's")
