@@ -74,7 +74,7 @@ def worker_of(
         bootstrap_port=(bootstrap_port or _int(info, "disaggregation_bootstrap_port", 8998))
         if role is Role.PREFILL
         else None,
-        host=_node(host),
+        host=node_of(host),
         # /server_info tells one rank's room, /v1/loads that of each
         max_total_tokens=sum(_int(rank, "max_total_num_tokens", 0) for rank in ranks)
         or _int(info, "max_total_num_tokens", UNLIMITED) * len(ranks),
@@ -187,7 +187,8 @@ def _caches(role: Role, info: Mapping[str, Any]) -> str:
     return "yes"
 
 
-def _node(host: str) -> str:
+def node_of(host: str) -> str:
+    """A worker's host by its URL: links are between those."""
     return "localhost" if host in ("127.0.0.1", "::1", "localhost") or host.startswith("127.") else host
 
 
