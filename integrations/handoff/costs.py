@@ -71,7 +71,8 @@ class LearnedCost:
 
     def _learn_around(self, record: HandoffRecord) -> None:
         largest = max(record.src_bytes, record.dst_bytes)
-        took_s = np.array([record.gather_s, record.convert_s, record.scatter_s])
+        converted = record.src_bytes != record.dst_bytes
+        took_s = np.array([record.gather_s, record.convert_s if converted else 0.0, record.scatter_s])
         per_byte = took_s / (record.src_bytes, largest, record.dst_bytes)
         given = per_byte > 0.0
         share = np.where(self._seen, SHARE, FIRST_SHARE)
