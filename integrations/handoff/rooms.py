@@ -65,8 +65,9 @@ class Rooms(Book):
                 raise Refused(f"move {begin.move} began twice, or is no move")
             if begin.room in self._arrivals or begin.room in self._over:
                 self._enter(guest, begin, said)
-            elif len(guest.parked) >= MOST_PARKED or self._closed:
-                said.append((guest.tell, No(begin.move, "too many moves wait for their rooms")))
+            elif self._closed or len(guest.parked) >= MOST_PARKED:
+                reason = "closed" if self._closed else f"{MOST_PARKED} moves wait for their rooms already"
+                said.append((guest.tell, No(begin.move, reason)))
             else:
                 guest.parked[begin.move] = begin
                 self._parked.setdefault(begin.room, []).append((guest, begin))

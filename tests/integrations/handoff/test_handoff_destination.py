@@ -13,7 +13,7 @@ import torch
 from hand_source import WAIT_S, HandSource, random_kv
 
 from kvferry.integrations.handoff import messages as m
-from kvferry.integrations.handoff import scattering
+from kvferry.integrations.handoff import rooms, scattering
 from kvferry.integrations.handoff.arrival import Arrival
 from kvferry.integrations.handoff.destination import Destination
 from kvferry.integrations.handoff.errors import Corrupt, GivenUp
@@ -198,6 +198,16 @@ def test_a_source_that_comes_first_waits_for_its_room(stage):
     source.say(m.Want(move, 0))
     source.hear(m.Slot)  # by now the other one was heard, and waits no more
     stage.destination.expect(ROOM + 1, Place.of(range(0, 1)), 2)
+    assert source.hears_nothing()
+
+
+def test_moves_that_wait_for_their_rooms_are_counted(stage, monkeypatch):
+    monkeypatch.setattr(rooms, "MOST_PARKED", 2)
+    source = stage.source()
+    first, _, third = (source.begin(ROOM + number, TOKENS) for number in range(3))
+    assert source.hear(m.No) == m.No(third, "2 moves wait for their rooms already")
+    source.say(m.Failed(first, "late", True))
+    source.begin(ROOM + 2, TOKENS)
     assert source.hears_nothing()
 
 
