@@ -172,7 +172,10 @@ class Destination:
                 continue
             with self._lock:
                 if len(self._incoming) < MOST_CONNECTIONS:
-                    self._incoming.add(Incoming(channel, self._own, self._welcome, self._rooms, self._ended))
+                    wake = self._transport.notices  # of which no one sends any here
+                    self._incoming.add(
+                        Incoming(channel, self._own, self._welcome, self._rooms, wake, self._ended)
+                    )
                     continue
             log.warning("refused a connection: there are %d", MOST_CONNECTIONS)
             channel.close()

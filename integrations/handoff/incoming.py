@@ -37,7 +37,8 @@ LOOK_S = 0.5
 
 
 class Incoming:
-    """Starts its thread; `ended` is called in it, last. Whatever a source sends, the thread ends in order."""
+    """Starts its thread; `wake` is called in it when bytes are about to come, `ended` last. Whatever a source
+    sends, the thread ends in order."""
 
     def __init__(
         self,
@@ -45,11 +46,12 @@ class Incoming:
         own: Own,
         welcome: Welcome,
         rooms: Rooms,
+        wake: Callable[[], object],
         ended: Callable[["Incoming"], None],
     ) -> None:
         self._channel, self._own, self._welcome, self._rooms = channel, own, welcome, rooms
         self._receiving = Receiving(own, rooms)
-        self._ended = ended
+        self._wake, self._ended = wake, ended
         self._thread = threading.Thread(target=self._run, name="kvferry-handoff-in", daemon=True)
         self._thread.start()
 
@@ -111,6 +113,7 @@ class Incoming:
         match message:
             case Begin():
                 self._rooms.begin(guest, message)
+                self._wake()
             case Failed():
                 error = GivenUp(f"{guest.agent}: {message.reason}")
                 self._rooms.failed(guest, message.move, error, message.drained)
