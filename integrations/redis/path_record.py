@@ -17,11 +17,11 @@ _Names = Annotated[tuple[_Name, ...], Meta(min_length=1, max_length=16)]
 _Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
 _Share = Annotated[float, Meta(ge=0.0, le=1e9)]
 _Unix = Annotated[float, Meta(ge=0.0, le=1e11)]
-_PerByte = Annotated[float, Meta(gt=0.0, le=1.0)]
+_PerByte = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
 class StoredPath(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One field of the hash, as JSON. `split_bytes` 0: one regime, and the last three say nothing."""
+    """One field of the hash, as JSON. `split_bytes` 0: one regime, and what is late says nothing."""
 
     v: Literal[1]
     src_hosts: _Names
@@ -39,12 +39,13 @@ class StoredPath(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     max_error: _Share
     moves: Annotated[int, Meta(ge=0, le=10**9)]
     contention: _Share | None = None
-    registration_s_per_byte: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    registration_s_per_byte: _PerByte = 0.0
     first_contact_s: _Seconds = 0.0
     split_bytes: Annotated[float, Meta(ge=0.0, le=1e15)] = 0.0
     jump_s: _Seconds = 0.0
-    late_s_per_byte: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    late_s_per_byte: _PerByte = 0.0
     late_gamma_s: _Seconds = 0.0
+    overlapped: bool = False
 
 
 def encode(found: Probed) -> bytes:
@@ -73,6 +74,7 @@ def encode(found: Probed) -> bytes:
         jump_s=curve.jump_s,
         late_s_per_byte=curve.late_s_per_byte,
         late_gamma_s=curve.late_gamma_s,
+        overlapped=curve.overlapped,
     )
     told = msgspec.json.encode(stored)
     decode(told)
@@ -85,7 +87,7 @@ def decode(told: bytes) -> Probed:
         raise ValueError(f"{len(told)} bytes, more than {MOST_BYTES}")
     one = msgspec.json.decode(told, type=StoredPath)  # its errors are ValueErrors
     split_bytes = one.split_bytes or math.inf
-    late = (one.jump_s, one.late_s_per_byte, one.late_gamma_s)
+    late = (one.jump_s, one.late_s_per_byte, one.late_gamma_s, one.overlapped)
     curve = Curve(one.alpha_s, one.s_per_byte, one.gamma_s, split_bytes, *late)
     if not math.isfinite(curve.beta_bytes_per_s):
         raise ValueError("its bytes cost nothing")

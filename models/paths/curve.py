@@ -18,7 +18,9 @@ class Curve:
                               + late_gamma * descriptors
 
     No coefficient is negative, so a larger move never takes less. `late_gamma_s` is what a descriptor costs
-    more beyond the split. Without a split (`split_bytes` infinite) the last three mean nothing.
+    more beyond the split. Without a split (`split_bytes` infinite) the three that are late mean nothing.
+    `overlapped`: descriptors are posted while bytes are on the wire, so that the larger of what the bytes
+    (with the jump) and what the descriptors take counts, not their sum.
     """
 
     alpha_s: float
@@ -28,6 +30,7 @@ class Curve:
     jump_s: float = 0.0
     late_s_per_byte: float = 0.0
     late_gamma_s: float = 0.0
+    overlapped: bool = False
 
     @classmethod
     def of(cls, path: PathClass, units: int = 1) -> "Curve":
@@ -63,10 +66,16 @@ class Curve:
 
     def predict_all(self, moved_bytes: Floats, descriptors: Floats) -> Floats:
         """Seconds of each move, arrays [n]."""
+        bytes_s, pieces_s = self.parts(moved_bytes, descriptors)
+        both = np.maximum(bytes_s, pieces_s) if self.overlapped else bytes_s + pieces_s
+        return np.asarray(self.alpha_s + both, dtype=np.float64)
+
+    def parts(self, moved_bytes: Floats, descriptors: Floats) -> tuple[Floats, Floats]:
+        """Seconds that the bytes take (with the jump) and that the descriptors take, arrays [n]."""
         first = np.minimum(moved_bytes, self.split_bytes)
-        took = self.alpha_s + first * self.s_per_byte + descriptors * self.gamma_s
-        if not self.two_regimes:
-            return np.asarray(took, dtype=np.float64)
-        rest = (moved_bytes - first) * self.late_s_per_byte
-        extra = (moved_bytes > self.split_bytes) * (self.jump_s + descriptors * self.late_gamma_s)
-        return np.asarray(took + rest + extra, dtype=np.float64)
+        bytes_s, pieces_s = first * self.s_per_byte, descriptors * self.gamma_s
+        if self.two_regimes:
+            late = moved_bytes > self.split_bytes
+            bytes_s = bytes_s + (moved_bytes - first) * self.late_s_per_byte + late * self.jump_s
+            pieces_s = pieces_s + late * descriptors * self.late_gamma_s
+        return bytes_s, pieces_s

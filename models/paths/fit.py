@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from kvferry.models.paths.sample import Cells, Sample, cells
 from kvferry.policy.candidates import Floats
 
 FOLDS = 8
-# Two regimes must err less than this share of what one does, and by so much less.
+# A curve that knows more must err less than this share of what a simpler one does, and by so much less.
 CLEARLY = 0.7
 AT_LEAST = 0.03
 # How far one cell may be off in that comparison: one that was disturbed shall not decide.
@@ -45,26 +46,46 @@ class Fit:
 
 
 def fit(samples: Sequence[Sample]) -> Fit:
-    """Relative errors count, medians of repeated moves, outliers little; two regimes where one line errs
-    clearly more on cells it has not seen.
+    """Relative errors count, medians of repeated moves, outliers little; two regimes, and parts that overlap,
+    where a sum of one line errs clearly more on cells it has not seen.
 
     UnfitError for fewer than 4 different moves, for one size only, and where bytes cost nothing.
     """
     seen = cells(samples)
     if len(seen) <= LEAST_CELLS or np.unique(seen.moved_bytes).size < 2:
         raise UnfitError(f"{len(seen)} different moves tell too little: measure at least 4, of several sizes")
-    curve, errors = one_regime(seen), _held_out(seen, one_regime)
-    split = two_regimes(seen)
-    if split is not None:
-        split_errors = _held_out(seen, lambda rest: two_regimes(rest) or one_regime(rest))
-        one, two = (float(np.minimum(each, CAP).mean()) for each in (errors, split_errors))
-        if two < CLEARLY * one and one - two > AT_LEAST:
-            curve, errors = split, split_errors
+    curve, errors = _chosen(seen)
     if not np.isfinite(curve.beta_bytes_per_s):
         raise UnfitError(
             f"moves of up to {seen.moved_bytes.max():.0f} bytes tell no bandwidth: measure larger ones"
         )
     return Fit(curve, float(np.median(errors)), float(errors.max()), contention(curve, samples), len(samples))
+
+
+def _chosen(seen: Cells) -> tuple[Curve, Floats]:
+    """The simplest curve that does not err clearly more than the best on cells it has not seen; errors."""
+    found: list[tuple[float, Curve, Floats]] = []
+    for fitted in (one_regime, _two, partial(one_regime, overlapped=True), partial(_two, overlapped=True)):
+        curve = fitted(seen)
+        # What errs as much on cells that it has seen will err no less on others.
+        if not found or _clearly(_mean(off(curve, seen)), min(mean for mean, _, _ in found)):
+            errors = _held_out(seen, fitted)
+            found.append((_mean(errors), curve, errors))
+    best = min(mean for mean, _, _ in found)
+    _, curve, errors = next(each for each in found if not _clearly(best, each[0]))
+    return curve, errors
+
+
+def _two(seen: Cells, *, overlapped: bool = False) -> Curve:
+    return two_regimes(seen, overlapped=overlapped) or one_regime(seen, overlapped=overlapped)
+
+
+def _clearly(mean: float, other: float) -> bool:
+    return mean < CLEARLY * other and other - mean > AT_LEAST
+
+
+def _mean(errors: Floats) -> float:
+    return float(np.minimum(errors, CAP).mean())
 
 
 def _held_out(seen: Cells, fitted: Callable[[Cells], Curve]) -> Floats:

@@ -87,6 +87,30 @@ def test_a_shaped_path_shows_its_rate_and_not_its_burst(moves, seed, gbit_s, bur
 
 
 @some
+@given(st.integers(0, 10**6), st.sampled_from([1, 5]), st.floats(0.1, 2))
+def test_descriptors_that_are_posted_while_bytes_move_do_not_add_to_them(moves, seed, gbit_s, burst_mib):
+    burst, rate = burst_mib * MIB, gbit_s * 1e9 / 8
+
+    def takes(size: float, pieces: float) -> float:
+        return 100e-6 + max(size * 4e-10 + max(0.0, size - burst) / rate, 26e-6 * pieces)
+
+    found = fit(moves.over(takes, seed, 0.05, odd=0.03))
+    assert near(found.curve.beta_bytes_per_s, 1.0 / (1.0 / rate + 4e-10), 0.1)
+    assert found.median_error < 0.08
+    if gbit_s == 5:  # on a slower path the bytes are the larger part of nearly all moves
+        assert found.curve.overlapped
+        assert near(found.curve.gamma_s, 26e-6, 0.15)
+    off = [abs(found.predict(*cell) / takes(*cell) - 1.0) for cell in moves.cells]
+    assert np.median(off) < 0.08
+
+
+@some
+@given(st.integers(0, 10**6), st.floats(0.0, 0.1))
+def test_what_adds_up_is_not_taken_to_overlap(moves, seed, noise):
+    assert not fit(moves.over(moves.line(50, 0.5, 20), seed, noise)).curve.overlapped
+
+
+@some
 @given(st.integers(0, 10**6), st.floats(0.0, 0.4))
 def test_one_line_stays_one_line_however_noisy(moves, seed, noise):
     found = fit(moves.over(moves.line(50, 0.5, 20), seed, noise, odd=0.05))
@@ -100,7 +124,7 @@ positive = st.floats(0, 1, allow_nan=False)
 @given(
     st.builds(
         Curve, positive, positive, positive, st.one_of(st.just(math.inf), st.floats(1, 1e9)),
-        positive, positive, positive,
+        positive, positive, positive, st.booleans(),
     ),
     st.tuples(st.floats(1, 1e10), st.floats(1, 1e6)),
     st.tuples(st.floats(0, 1e10), st.floats(0, 1e6)),
