@@ -17,7 +17,7 @@ LINKS := .venv/links/kvferry
 NO_STACK = echo "pip cannot have SGLang's CPU stack here: it needs Linux on x86-64 and Python 3.11" >&2; exit 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-triton check demo bench bench-plugin bench-simulator bench-policies clean links mooncake-library redis-server
+.PHONY: help setup test test-triton check demo bench bench-plugin bench-simulator bench-policies bench-transports clean links mooncake-library redis-server
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ check: links
 bench-simulator: setup ## print how fast the simulator is, and how near to measured runs
 	$(BIN)/python benchmarks/simulator_speed.py $(DATA)/traces/mooncake_conversation.jsonl.gz
 	$(BIN)/python benchmarks/simulator_fidelity.py $(DATA)/perf
+
+bench-transports: setup ## compare moves with the bare libraries' own: 3 minutes on two cores
+	$(BIN)/python benchmarks/transports.py $(BENCH_ARGS)
 
 bench-policies: setup ## compare kvferry with every public rule: an hour on two cores
 	$(BIN)/python benchmarks/policies.py --traces $(DATA)/traces $(BENCH_ARGS)

@@ -38,15 +38,19 @@ class Nixl(Executor):
     part_bytes: ClassVar[int] = 64 * 2**20
 
     def __init__(self, agent: str, host: str = "127.0.0.1") -> None:
+        if not RDMA_DEVICES.is_dir():
+            # UCX's module for RDMA, of no use here, makes the process die of a signal when it exits.
+            os.environ.setdefault("UCX_MODULES", "^ib")
+        # Standard output is the caller's.
+        os.environ.setdefault("UCX_LOG_FILE", "stderr")
         try:
             api = importlib.import_module("nixl._api")
         except ImportError as error:
             raise Missing(
                 f"nixl does not load: pip install --no-deps nixl nixl-cu12 (or nixl-cu13) ({error})"
             ) from error
-        if not RDMA_DEVICES.is_dir():
-            # UCX's module for RDMA, of no use here, makes the process die of a signal when it exits.
-            os.environ.setdefault("UCX_MODULES", "^ib")
+        if "NIXL_LOG_LEVEL" not in os.environ:
+            logging.getLogger("nixl").setLevel(logging.WARNING)
         super().__init__(agent, host)
         config = api.nixl_agent_config(backends=[], enable_prog_thread=False)
         self._library: Any = api.nixl_agent(self.agent, config)
