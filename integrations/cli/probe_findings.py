@@ -8,7 +8,6 @@ from kvferry.integrations.cli.probe_claims import Claims
 from kvferry.integrations.cli.probe_hosts import Host
 from kvferry.integrations.probe.measured import Measured
 from kvferry.models.paths.change import Changed, changed
-from kvferry.models.paths.curve import Curve
 from kvferry.models.paths.fit import Fit, UnfitError
 from kvferry.models.paths.judge import Judgement, judge, meets
 from kvferry.models.paths.probed import Probed
@@ -52,7 +51,7 @@ class Finding:
         if self.judgement is None:
             return (self.error,)
         one = self.judgement
-        return one.claimed_class, one.met, one.looks_like_kinds, self.expected, self.error is None
+        return one.claimed_class, one.met, self.expected, self.error is None
 
     def told(self) -> dict[str, Any]:
         """For `--json`."""
@@ -87,7 +86,7 @@ class Judge:
     hosts: Mapping[str, Host]
     expect: str | None = None
 
-    def found(self, measured: Measured, former: Curve | None, now_s: float) -> Finding:
+    def found(self, measured: Measured, former: Fit | None, now_s: float) -> Finding:
         """`former`: what the path was before; `now_s`: Unix seconds."""
         src, dst = self.hosts[measured.src_address], self.hosts[measured.dst_address]
         claimed = self.claims.of(src, dst, measured.transport).name
@@ -100,7 +99,7 @@ class Judge:
         if change is not None:
             change = replace(change, words=f"{change.words}, since move {now.since + 1} of {count}")
         elif former is not None:
-            change = changed(former, fitted.curve)
+            change = _differ(former, fitted)
         judgement = judge(fitted.curve, claimed, self.claims.links, src.same(dst))
         told = report(
             measured.src,
@@ -153,11 +152,15 @@ def to_keep(found: Sequence[Finding], before: Mapping[Key, Probed]) -> list[Prob
 def _kept(now: Probed, before: Probed | None) -> Probed:
     if before is None or (before.claimed_class, before.met) != (now.claimed_class, now.met):
         return now
-    if changed(before.fitted.curve, now.fitted.curve) is not None:
+    if _differ(before.fitted, now.fitted) is not None:
         return now
     return replace(
         before, src_hosts=now.src_hosts, dst_hosts=now.dst_hosts, verdict=now.verdict, seen_s=now.seen_s
     )
+
+
+def _differ(former: Fit, now: Fit) -> Changed | None:
+    return changed(former.curve, now.curve, doubt=former.median_error + now.median_error)
 
 
 def _beta(one: Probed) -> float:

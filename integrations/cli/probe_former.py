@@ -11,6 +11,7 @@ from kvferry.integrations.redis.paths import PathBoard
 from kvferry.integrations.redis.url import StoreError
 from kvferry.models.link_catalogue import load_links, load_rules
 from kvferry.models.paths.curve import Curve
+from kvferry.models.paths.fit import Fit
 from kvferry.models.paths.probed import Probed, toml_of_probed
 from kvferry.models.toml_file import ConfigError
 from kvferry.policy.link import PathClass
@@ -27,12 +28,17 @@ async def in_store(url: str, namespace: str, complain: Callable[[str, str], None
 
 
 async def tell(url: str, namespace: str, found: Sequence[Probed]) -> None:
-    """Leave it where routers read it. CommandError of one line when the store cannot be used."""
-    await _with(url, namespace, lambda store: PathBoard(store, lambda *_: None).write(found))
+    """Leave it where routers read it. CommandError of one line when the store cannot be used, and for figures
+    that no router would believe."""
+    try:
+        await _with(url, namespace, lambda store: PathBoard(store, lambda *_: None).write(found))
+    except ValueError as error:
+        raise CommandError(f"routers cannot be told of a path: {error}") from None
 
 
-def in_file(file: Path) -> dict[Key, Curve]:
-    """By the first names of both hosts. CommandError for a file that a probe must not overwrite."""
+def in_file(file: Path) -> dict[Key, Fit]:
+    """By the first names of both hosts, as if they were exact. CommandError for a file that a probe must not
+    overwrite."""
     if not file.exists():
         if not file.parent.is_dir():
             raise CommandError(f"cannot write {file}: no folder {file.parent}")
@@ -42,7 +48,9 @@ def in_file(file: Path) -> dict[Key, Curve]:
             raise CommandError(f"--toml {file} was not written by a probe: give another file")
         links = load_links(file)
         return {
-            (rule.src_host[0], rule.dst_host[0], rule.transport): Curve.of(links[rule.path])
+            (rule.src_host[0], rule.dst_host[0], rule.transport): Fit(
+                Curve.of(links[rule.path]), 0.0, 0.0, None, 0
+            )
             for rule in load_rules(file)
             if rule.src_host and rule.dst_host and rule.transport and rule.path in links
         }

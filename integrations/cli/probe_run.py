@@ -20,7 +20,7 @@ from kvferry.integrations.cli.probe_table import paths_table
 from kvferry.integrations.learning.progress import progress
 from kvferry.integrations.probe.measured import Measured
 from kvferry.integrations.probe.run import Progress, Scope, probe
-from kvferry.models.paths.curve import Curve
+from kvferry.models.paths.fit import Fit
 from kvferry.models.paths.probed import Probed
 
 NAMED = 3
@@ -51,13 +51,13 @@ class Runs:
 
     asked: Asked
     before: dict[Key, Probed] = field(default_factory=dict)
-    curves: dict[Key, Curve] = field(default_factory=dict)
+    written: dict[Key, Fit] = field(default_factory=dict)
     states: dict[Key, tuple[object, ...]] = field(default_factory=dict)
 
     async def all(self) -> None:
         """CommandError when a path has no figures, or does not meet what was expected."""
         asked = self.asked
-        self.curves = in_file(asked.toml) if asked.toml else {}
+        self.written = in_file(asked.toml) if asked.toml else {}
         if asked.redis:
             self.before = await in_store(asked.redis, asked.namespace, _complain)
         while True:
@@ -95,7 +95,7 @@ class Runs:
             src, dst = judge.hosts[one.src_address], judge.hosts[one.dst_address]
             key = (src.names[0], dst.names[0], one.transport)
             stored = self.before.get(key)
-            former = stored.fitted.curve if stored is not None else self.curves.get(key)
+            former = stored.fitted if stored is not None else self.written.get(key)
             found.append(judge.found(one, former, now_s))
         return found
 

@@ -27,15 +27,22 @@ class Changed:
 
 
 def changed(
-    former: Curve, now: Curve, small_bytes: float = 2.0**16, large_bytes: float = 2.0**28
+    former: Curve,
+    now: Curve,
+    small_bytes: float = 2.0**16,
+    large_bytes: float = 2.0**28,
+    doubt: float = 0.0,
 ) -> Changed | None:
-    """How two fits of a path differ, by more than CLEAR at either end of what is moved; None: they do not."""
+    """How two fits of a path differ, by more than CLEAR at either end of what is moved; None: they do not.
+
+    `doubt`: what the fits err, together, which a change must exceed as well.
+    """
     found = []
     for moved in (large_bytes, small_bytes):
         slower = now.predict(moved) / former.predict(moved)
         found.append((abs(math.log(slower)), slower, moved))
     apart, slower, moved = max(found, key=lambda each: each[0])
-    if apart <= math.log(CLEAR):
+    if apart <= math.log(CLEAR * (1.0 + doubt)):
         return None
     way = f"{slower:.2g} times slower" if slower > 1.0 else f"{1.0 / slower:.2g} times faster"
     if moved == large_bytes:

@@ -12,6 +12,8 @@ from kvferry.models.paths.sample import Sample
 
 # Moves before and after that are alike say whether it is the path, and not what was moved, that changed.
 LEAST_ALIKE = 2
+# A move of this part of the largest one is large: small ones may wait for what is left of those before them.
+LARGE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +37,22 @@ def settled(samples: Sequence[Sample]) -> Settled:
             before, after = fit(samples[:at]), fit(samples[at:])
         except UnfitError:  # too few on one side to tell more than that it changed
             return Settled(fit(samples))
-        change = changed(before.curve, after.curve)
+        doubt = before.median_error + after.median_error
+        change = changed(before.curve, after.curve, doubt=doubt)
         if change is not None:
             return Settled(after, at, change)
     return Settled(fit(samples))
 
 
 def _turn(samples: Sequence[Sample]) -> int | None:
-    """From which sample on the path is another one."""
+    """From which sample on the path is another one. What moves at once cost each other is no change."""
+    places = [place for place, one in enumerate(samples) if one.concurrency == 1]
+    alone = [samples[place] for place in places]
+    at = _turn_of_alone(alone)
+    return None if at is None else places[at]
+
+
+def _turn_of_alone(samples: Sequence[Sample]) -> int | None:
     middle = len(samples) // 2
     halves: list[tuple[float, int | None]] = []
     for half, later in ((samples[:middle], True), (samples[middle:], False)):
@@ -63,18 +73,18 @@ def _turn(samples: Sequence[Sample]) -> int | None:
 
 
 def _apart(before: Sequence[Sample], after: Sequence[Sample]) -> bool:
-    """Whether the larger ones of moves that were made before and after clearly differ."""
+    """Whether large moves that were made before as well as after clearly differ."""
     was, now = _medians(before), _medians(after)
-    alike = sorted(was.keys() & now.keys())
-    larger = alike[len(alike) // 2 :]
+    largest = max(moved for moved, _ in (*was, *now))
+    larger = [key for key in was.keys() & now.keys() if key[0] * LARGE >= largest]
     if len(larger) < LEAST_ALIKE:
         return False
     off = np.median([math.log(now[key] / was[key]) for key in larger])
     return abs(float(off)) > math.log(CLEAR)
 
 
-def _medians(samples: Sequence[Sample]) -> dict[tuple[int, int, int], float]:
-    found: dict[tuple[int, int, int], list[float]] = {}
+def _medians(samples: Sequence[Sample]) -> dict[tuple[int, int], float]:
+    found: dict[tuple[int, int], list[float]] = {}
     for one in samples:
-        found.setdefault((one.moved_bytes, one.descriptors, one.concurrency), []).append(one.total_s)
+        found.setdefault((one.moved_bytes, one.descriptors), []).append(one.total_s)
     return {key: float(np.median(each)) for key, each in found.items()}

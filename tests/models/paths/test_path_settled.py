@@ -42,6 +42,34 @@ def test_two_regimes_in_one_ascending_round_are_no_change(moves):
     assert now.change is None
 
 
+@pytest.mark.parametrize("each", [0.0, 0.3])
+def test_moves_at_once_are_no_change(moves, each):
+    alone = moves.line(*FAST)
+    samples = moves.over(alone, repeats=2)
+    samples += moves.over(
+        lambda size, pieces: (1 + 3 * each) * alone(size, pieces), repeats=2, concurrency=4, seed=1
+    )
+    now = settled(samples)
+    assert now.change is None
+    assert now.fitted.contention == pytest.approx(each, abs=0.1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_noisy_path_has_not_changed(moves, seed):
+    assert settled(moves.over(moves.line(*FAST), seed=seed, noise=0.5, repeats=3)).change is None
+
+
+def test_small_moves_that_wait_for_large_ones_are_no_change(moves):
+    """A shaper lets the first ones through; later it still has the queue of the large ones."""
+    line = moves.line(50, 30.0, 5)
+
+    def later(size, pieces):
+        return line(size, pieces) + 0.02 * (size <= 2**18)
+
+    samples = moves.over(line, repeats=1) + moves.over(later, repeats=3, seed=1)
+    assert settled(samples).change is None
+
+
 def test_too_little_to_fit_is_said():
     with pytest.raises(UnfitError, match="measure at least 4"):
         settled([])
