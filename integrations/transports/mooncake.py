@@ -53,6 +53,7 @@ class Mooncake(Executor):
         self._library = engine
         self._scratch = np.zeros(64, np.uint8)  # what first contacts read goes here
         self._first = self._engine()
+        self._scouts: list[Any] = []
         self._lanes: dict[RemotePeer, Lane] = {}
         self._left: list[tuple[RemotePeer, Lane]] = []
 
@@ -83,9 +84,10 @@ class Mooncake(Executor):
         if not self._listens(peer):
             raise PeerGone(f"{peer.name}: nobody listens at {peer.metadata.session}")
         # An engine that meets a stopped peer stands still for a minute, for other peers as well: one that
-        # nobody needs goes first.
-        scout = self._met(peer, self._engine(spare=True))
-        self._leave(peer, scout)
+        # nobody needs goes first, and is kept: all of Python waits for the second that an engine's end takes.
+        engine = self._scouts.pop() if self._scouts else self._engine(spare=True)
+        self._leave(peer, self._met(peer, engine))
+        self._scouts.append(engine)
         self._lanes[peer] = self._met(peer, self._first)
 
     def _met(self, peer: RemotePeer, engine: Any) -> Lane:
@@ -149,4 +151,5 @@ class Mooncake(Executor):
         self._first.batch_unregister_memory([self._scratch.ctypes.data, *(region.address for region in own)])
         self._lanes.clear()
         self._left.clear()
+        self._scouts.clear()
         self._first = None
