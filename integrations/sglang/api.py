@@ -11,6 +11,7 @@ from aiohttp import web
 from kvferry.integrations.sglang.errors import ApiError
 from kvferry.integrations.sglang.ferry import Ferry
 from kvferry.integrations.sglang.telemetry_unknown import unknown
+from kvferry.models.paths.probed import Probed
 from kvferry.policy.worker import Worker
 
 KEEPALIVE_S = 15.0
@@ -89,7 +90,8 @@ class _Views:
 
     async def links(self, _: web.Request) -> web.Response:
         """Every pair's links, moves on them now, how slow they have shown to be (the factor on the
-        catalogue's bytes and descriptors), and paths left alone after a failure."""
+        catalogue's or the probe's bytes and descriptors), what a probe found there and how long ago, and
+        paths left alone after a failure."""
         fleet = self.ferry.fleet
         rows = []
         for model in fleet.models():
@@ -97,7 +99,8 @@ class _Views:
             state, links = cluster.state, cluster.candidates.links
             for link, moves, slow in zip(links, state.moves, state.link_slowness, strict=False):
                 now = {"moves_in_flight": int(moves), "slowness": round(float(slow), 3)}
-                rows.append({**dataclasses.asdict(link), **now})
+                probe = _told(fleet.probe_of(link))
+                rows.append({**dataclasses.asdict(link), **now, "probe": probe})
         return _json({"links": rows, "open_breakers": fleet.breakers.open()})
 
     async def learned(self, _: web.Request) -> web.Response:
@@ -145,3 +148,15 @@ def _worker(worker: Worker) -> dict[str, Any]:
 
 def _json(value: Any) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _told(probe: Probed | None) -> dict[str, Any] | None:
+    if probe is None:
+        return None
+    return {
+        "claimed_class": probe.claimed_class,
+        "met": probe.met,
+        "verdict": probe.verdict,
+        "measured_s": probe.measured_s,
+        "age_s": round(max(0.0, time.time() - probe.seen_s)),
+    }

@@ -18,6 +18,7 @@ from kvferry.integrations.sglang.telemetry_shape import shape_told
 from kvferry.integrations.sglang.telemetry_stalls import StallMeter
 from kvferry.models.book import Book, Totals
 from kvferry.models.loads import Held, load_of, with_foreign
+from kvferry.models.paths.probed import Probed
 from kvferry.models.prefix import BLOCK_TOKENS, PrefixIndex
 from kvferry.models.prefix_keys import PrefixKeys
 from kvferry.models.speedometer import Speedometer, alike
@@ -80,7 +81,8 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class Fleet:
-    """Members by id, with the tables compiled from them; `others` is other routers' work in flight.
+    """Members by id, with the tables compiled from them; `others` is other routers' work in flight,
+    `probe_of` what a probe found where a link is.
     `instances`: id of the worker in which each plugin's instance runs. `lessons`: learned from what ended."""
 
     clock: Callable[[], float]
@@ -89,6 +91,7 @@ class Fleet:
     breakers: Breakers
     members: dict[str, Member] = field(default_factory=dict)
     others: Callable[[], Mapping[str, Held]] = dict
+    probe_of: Callable[[Link], Probed | None] = lambda link: None
     met: set[str] = field(default_factory=set)
     instances: dict[str, str] = field(default_factory=dict)
     lessons: Lessons = field(init=False)

@@ -42,6 +42,10 @@ class Links:
         units = min(src.layout.tp, dst.layout.tp)
         return link_of(self._path(src, dst, transport), src.host, dst.host, transport, units)
 
+    def probe_of(self, link: Link) -> Probed | None:
+        """What a probe found there, whether or not the link's figures are by it."""
+        return self.probed.get((link.src_host, link.dst_host, link.transport))
+
     def _path(self, src: Worker, dst: Worker, transport: str) -> PathClass:
         if transport in self.given:
             return self.classes[self.given[transport]]

@@ -82,6 +82,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Ferry, str]]:
         book,
         breakers,
         others=lambda: view.others if view.age_s() < OTHERS_FOR_S else {},
+        probe_of=links.probe_of,
     )
     key = settings.api_key.get_secret_value() if settings.api_key else None
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=WORKER_KEEPALIVE_S)

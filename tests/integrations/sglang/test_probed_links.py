@@ -85,13 +85,18 @@ async def test_a_running_router_takes_probes_from_the_store(pair: Any, route: An
         (found,) = json.loads((await router.get("/kvferry/links")).raw)["links"]
         return found
 
-    assert (await link())["evidence"] == "catalogue"
+    before = await link()
+    assert (before["evidence"], before["probe"]) == ("catalogue", None)
     try:
         await PathBoard(store, print).write([path])
         await eventually(lambda: router.ferry.fleet.link_of(*ends(router), "mooncake").evidence == "probe")
         found = await link()
         assert (found["evidence"], found["path_class"]) == ("probe", path.name)
         assert found["beta_bytes_per_s"] == pytest.approx(0.6e9)
+        assert (
+            found["probe"].items() >= {"claimed_class": "tcp_100g", "met": False, "verdict": "slow"}.items()
+        )
+        assert found["probe"]["age_s"] > 24 * 3600  # old, and yet better than a guess
         assert (
             await router.post(body={"text": "hello", "sampling_params": {"max_new_tokens": 2}})
         ).status == 200
