@@ -32,7 +32,6 @@ class Rooms(Book):
                 raise Refused(f"room {arrival.room} is expected already")
             self._pages.take(arrival.key, arrival.expected.at.pages, self._clock())
             self._arrivals[arrival.room] = arrival
-            self._over.pop(arrival.room, None)
             for guest, begin in self._parked.pop(arrival.room, ()):
                 del guest.parked[begin.move]
                 self._enter(guest, begin, said)

@@ -201,6 +201,16 @@ def test_a_source_that_comes_first_waits_for_its_room(stage):
     assert source.hears_nothing()
 
 
+def test_a_source_that_came_first_and_is_lost_later(stage):
+    source = stage.source()
+    source.begin(ROOM, TOKENS)
+    assert source.hears_nothing()
+    arrival = stage.expect()
+    source.hear(m.Go)
+    source.close()
+    failure(arrival, PeerGone)
+
+
 def test_moves_that_wait_for_their_rooms_are_counted(stage, monkeypatch):
     monkeypatch.setattr(rooms, "MOST_PARKED", 2)
     source = stage.source()
@@ -699,6 +709,13 @@ def send_fp8(stage: Stage, source: HandSource, arrival: Arrival, kv: torch.Tenso
     source.say(m.End(move))
 
 
+@pytest.fixture(params=["all at once", "layer by layer"])
+def scattered_in_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "layer by layer":
+        monkeypatch.setattr(scattering, "BUFFER_BYTES", 1)
+
+
+@pytest.mark.usefixtures("scattered_in_parts")
 @pytest.mark.parametrize("form", ["scattered", "staged"])
 def test_scales_of_fp8_that_keeps_its_dtype(form):
     for stage in staged_by(dtype="fp8_e4m3"):
@@ -725,6 +742,7 @@ def test_scales_that_nobody_gave_are_one():
         assert all(bool((one == 1).all()) for one in arrival.wait(WAIT_S).scales.values())
 
 
+@pytest.mark.usefixtures("scattered_in_parts")
 def test_fp8_into_the_scales_that_are_wanted():
     wanted = {0: SCALES[:, :, :2] * 4, 1: SCALES[:, :, 2:] * 4}
     for stage in staged_by(dtype="fp8_e4m3"):
@@ -747,6 +765,15 @@ def test_fp8_into_the_scales_that_are_wanted():
         assert "other scales than wanted" in source.hear(m.No).reason
 
 
+def test_fp8_does_not_go_into_another_dtype_piece_by_piece(stage):
+    source = stage.source(tp=2, dtype="fp8_e4m3")
+    arrival, move, _ = stage.started(source)
+    source.say(m.Landed(move, 0, 0))
+    assert "fp8_e4m3 was written into a pool of bfloat16" in source.hear(m.No).reason
+    failure(arrival, Refused)
+
+
+@pytest.mark.usefixtures("scattered_in_parts")
 def test_fp8_on_the_wire_into_another_dtype(stage):
     source = stage.source(tp=2, dtype="fp8_e4m3")
     kv = random_kv(worker(2, "fp8_e4m3")[0], HEADS, TOKENS)
