@@ -53,10 +53,9 @@ class KVErrand:
         try:
             wanted = self._wanted(go, peering)
             pieces = self._pieces(wanted)
-            each = layers_each(
-                moves, min(self.own.slots.slot_bytes, peering.slot_bytes if peering.slots else 0)
-            )
-            self.form = self._chosen(pieces, each)
+            slot_bytes = min(self.own.slots.slot_bytes, peering.slot_bytes if peering.slots else 0)
+            each = layers_each(moves, slot_bytes)
+            self.form = self._chosen(pieces, each, slot_bytes)
             if self.form is Form.SCATTERED:
                 assert pieces is not None
                 send_scattered(departure, self.own, moves, pieces, self.scales, self.verify, self.gate)
@@ -133,14 +132,14 @@ class KVErrand:
             return None
         return [move.pieces(by_layer=self.gate is not None) for move in self._moves]
 
-    def _chosen(self, pieces: list[Pieces] | None, each: int) -> Form:
-        if pieces is None and (self.form is Form.SCATTERED or not each):
+    def _chosen(self, pieces: list[Pieces] | None, each: int, slot_bytes: int) -> Form:
+        if pieces is None and self.form is Form.SCATTERED:
+            raise Refused("values change on the way: the move must be staged")
+        if not each and (pieces is None or self.form is Form.STAGED):
+            needed = max(move.wire_bytes // move.src.layers for move in self._moves)
             raise Refused(
-                "values change on the way: the move must be staged"
-                + ("" if each else ", and a staging slot holds no whole layer")
+                f"the move must be staged, and a layer's {needed} bytes fit no slot of {slot_bytes}"
             )
-        if self.form is Form.STAGED and not each:
-            raise Refused("a staging slot holds no whole layer")
         if self.form is not None:
             return self.form
         if pieces is None or not each:

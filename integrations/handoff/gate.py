@@ -42,6 +42,10 @@ class LayerGate(Watched):
         """Layers 0 to `layers` - 1 are computed, or queued where `settle` can wait for them."""
         return self._layers
 
+    def beyond(self, layers: int) -> int | None:
+        """`layers` of this gate where it is more than that, None until it is."""
+        return self._layers if self._layers > layers else None
+
     def computed(self, layers: int, ready: Callable[[], None] | None = None) -> None:
         """The first `layers` layers are in the pools of every rank here; fewer than before changes nothing.
 

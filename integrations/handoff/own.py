@@ -1,6 +1,7 @@
 """This process's end of every move: its pools, and the staging memory that it sends out of."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -30,8 +31,8 @@ class Slots(Watched):
     @property
     def region(self) -> Region:
         device = self._memory.device
-        kind = "cuda" if device.type == "cuda" else "cpu"
-        return Region(self._memory.data_ptr(), self._memory.numel(), kind, device.index or 0)  # type: ignore[arg-type]
+        kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
+        return Region(self._memory.data_ptr(), self._memory.numel(), kind, device.index or 0)
 
     def take(self) -> int | None:
         """A free slot; None while there is none (`watch` tells when there may be)."""

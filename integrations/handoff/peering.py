@@ -1,6 +1,7 @@
 """A source's end of the way to one destination process: its control channel and its memory."""
 
 import itertools
+import logging
 import threading
 from collections.abc import Mapping
 from typing import Protocol
@@ -17,6 +18,8 @@ from kvferry.models.moves.pool_spec import Ints
 from kvferry.models.moves.relate import head_routes, relate
 
 __all__ = ["Listener", "Peering", "open_peering"]
+
+log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
@@ -121,6 +124,10 @@ class Peering:
                     listener.told(message)
         except TransportError as error:
             self._lose(PeerGone(f"{self.name}: {error}"))
+        except Exception as error:
+            # A mistake here: whoever waits has to learn that nothing more is read.
+            log.exception("what %s says", self.name)
+            self._lose(PeerGone(f"{self.name}: {type(error).__name__}: {error}"))
 
     def _lose(self, error: PeerGone) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -57,16 +58,11 @@ def _layers(departure: Departure, layers: int, gate: LayerGate | None) -> Iterat
         return
     sent = 0
     while sent < layers:
-        computed = departure.until("further layer", lambda sent=sent: _beyond(gate, sent))  # type: ignore[misc]
+        computed = departure.until("further layer", partial(gate.beyond, sent))
         gate.settle(computed)
         end = min(computed, layers)
         yield sent, end
         sent = end
-
-
-def _beyond(gate: LayerGate, layers: int) -> int | None:
-    computed = gate.layers
-    return computed if computed > layers else None
 
 
 def _end(pieces: Pieces, layers: int) -> int:

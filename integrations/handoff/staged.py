@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -81,9 +82,8 @@ def send_staged(
             writes = []
             for part in _parts(moves, each):
                 if gate is not None:
-                    end = part.layers.stop
-                    departure.until("further layer", lambda end=end: gate.layers >= end or None)  # type: ignore[misc]
-                    gate.settle(end)
+                    departure.until("further layer", partial(gate.beyond, part.layers.stop - 1))
+                    gate.settle(part.layers.stop)
                 slot = departure.until("free staging slot", own.slots.take)
                 try:
                     departure.say(Want(departure.number, part.ticket))

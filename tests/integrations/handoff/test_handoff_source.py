@@ -482,6 +482,20 @@ def test_many_departures_share_two_slots(pair):
     assert same(script, pair.pools[0])
 
 
+def test_slots_that_hold_no_layer_leave_only_the_scattered_form(pair):
+    source = pair.own(SPEC, slot_bytes=64)
+    script, narrow = pair.script(SPEC), pair.script(dataclasses.replace(SPEC, dtype="fp8_e4m3"))
+    peering = source.connect("decode", "127.0.0.1", script.port)
+    record = source.send(peering, 1, HERE, TOKENS).wait(DEADLINE_S)
+    assert record.form is Form.SCATTERED
+    for to, form, needed in (
+        (peering, Form.STAGED, 5888),
+        (source.connect("n", "127.0.0.1", narrow.port), None, 2944),
+    ):
+        with pytest.raises(Refused, match=f"a layer's {needed} bytes fit no slot of 64"):
+            source.send(to, 2, HERE, TOKENS, form=form).wait(DEADLINE_S)
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
