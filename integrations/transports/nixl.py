@@ -55,7 +55,7 @@ class Nixl(Executor):
         config = api.nixl_agent_config(backends=[], enable_prog_thread=False)
         self._library: Any = api.nixl_agent(self.agent, config)
         self._library.create_backend("UCX", {})
-        # What first contacts read goes here; a peer could write it, and nobody would mind.
+        # First contacts read a byte of the peer's into this: host memory on both sides, that no one minds.
         self._scratch = np.zeros(64, np.uint8)
         place = (self._scratch.ctypes.data, self._scratch.size, 0, "")
         self._memory = [self._library.register_memory([place], "DRAM")]
@@ -68,7 +68,7 @@ class Nixl(Executor):
         regions = [(region.address, region.nbytes, region.device, "") for region in own.regions]
         with self._pump.library_lock:
             self._memory.append(self._library.register_memory(regions, MEMORY[own.kind]))
-            return self.agent, self._library.get_agent_metadata()
+            return str(self._scratch.ctypes.data), self._library.get_agent_metadata()
 
     def _connect(self, peer: RemotePeer) -> None:
         with self._pump.library_lock:
@@ -86,12 +86,11 @@ class Nixl(Executor):
     def _meet(self, peer: RemotePeer) -> None:
         """Read a byte of the peer's: NIXL connects in the first transfer, and waits there for ever."""
         asked, until_s = None, time.monotonic() + CONTACT_S
-        theirs = peer.regions[0]
         try:
             with self._pump.library_lock:
-                here = self._library.get_xfer_descs([(self._scratch.ctypes.data, 1, 0)], "DRAM")
-                there = self._library.get_xfer_descs(
-                    [(theirs.address, 1, theirs.device)], MEMORY[theirs.kind]
+                here, there = (
+                    self._library.get_xfer_descs([(address, 1, 0)], "DRAM")
+                    for address in (self._scratch.ctypes.data, int(peer.metadata.session))
                 )
                 asked = self._library.initialize_xfer("READ", here, there, peer.metadata.agent)
                 state = self._library.transfer(asked)

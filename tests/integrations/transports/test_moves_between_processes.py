@@ -28,7 +28,7 @@ def test_scattered_blocks_all_arrive_and_the_notice_after_them(way):
 
 def test_moves_to_one_peer_at_once_arrive_in_order(way):
     process, peer = way.process, way.peer
-    whole = way.scatter(process, [16 * KIB], 16 * KIB**2, 3)
+    whole = way.scatter(process, [64 * KIB], 64 * KIB**2, 3)
     layers = [
         Batch(part.src_addresses, part.dst_addresses, part.nbytes, b"%d" % first)
         for first in range(0, len(whole), 128)
