@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -26,6 +27,7 @@ from kvferry.models.moves.pool_spec import PoolSpec
 PEER = Path(__file__).with_name("handoff_peer.py")
 ARENA_BYTES = 96 * 2**20
 PATTERN = 0xA5
+SLOT_BYTES = 2**20  # unless a test says otherwise: touching the memory of a move's size takes time
 WAYS = {
     "mooncake": ("mooncake", {}),
     "nixl-cma": ("nixl", {"UCX_TLS": "tcp,cma,self"}),
@@ -168,6 +170,7 @@ class Way:
         **options: Any,
     ) -> Target:
         """A new destination, its pools all `PATTERN`, in the staying process where none is given."""
+        options = {"slot_bytes": SLOT_BYTES} | options
         process = process or self.process
         worker = Worker(tuple(specs), process.memory)
         process.memory[: worker_bytes(worker.specs)] = PATTERN
@@ -183,6 +186,7 @@ class Way:
         **options: Any,
     ) -> Iterator[Source]:
         """A source here of `worker`'s pools."""
+        options = {"slot_bytes": SLOT_BYTES} | options
         transport = transport or self.open("prefill")
         pools = {rank: worker.pool(rank) for rank in (range(len(worker.specs)) if ranks is None else ranks)}
         source = Source(transport, worker.specs, pools, **options)
@@ -211,3 +215,12 @@ def opening(
 def worker_here(specs: Sequence[PoolSpec]) -> Worker:
     """A worker's pools in this process, all zero."""
     return Worker(tuple(specs), np.zeros(worker_bytes(tuple(specs)), np.uint8))
+
+
+def until(true: Callable[[], Any], what: str, limit_s: float = 15.0) -> Any:
+    """What `true` returns once it is true; fails where that does not come."""
+    end_s = time.monotonic() + limit_s
+    while not (found := true()):
+        assert time.monotonic() < end_s, f"{what} did not happen"
+        time.sleep(0.01)
+    return found

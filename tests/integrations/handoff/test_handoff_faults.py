@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handoff_ways import PATTERN, PeerSaid, Target, Way, opening
+from handoff_ways import PATTERN, PeerSaid, Target, Way, opening, until
 from slow_reference import Worker, worker_bytes
 
 from kvferry.integrations.handoff.gate import LayerGate
@@ -44,14 +44,6 @@ def worker() -> Worker:
 def source(way: Way, worker: Worker) -> Iterator[Source]:
     with way.source(worker, slot_bytes=SLOT_BYTES) as source:
         yield source
-
-
-def until(true: Callable[[], Any], what: str, limit_s: float = 10.0) -> Any:
-    end_s = time.monotonic() + limit_s
-    while not (found := true()):
-        assert time.monotonic() < end_s, f"{what} did not happen"
-        time.sleep(0.01)
-    return found
 
 
 def layer_is_there(worker: Worker, target: Target, layer: int, at: Place) -> bool:
@@ -447,8 +439,7 @@ def test_closing_leaves_no_thread_and_no_socket_on_either_side(way, worker):
     use_and_close()  # what a library keeps for the life of the process it has by now
     gc.collect()
     here, there = left_here(), way.process.ask("left")
-    for _ in range(2):
-        use_and_close()
+    use_and_close()
     gc.collect()
     until(lambda: left_here() <= here, "the end of threads and sockets here", 10.0)
     until(

@@ -189,7 +189,7 @@ def test_64_mib_of_shuffled_pages(way, layout):
     shape, src, dst = LAYOUTS[layout]
     each = [model_bytes(shape, side.dtype) for side in (src, dst)]
     case = case_of(shape, src, dst, 64 * MIB // max(each), np.random.default_rng(1))
-    record = hand_over(way, case)
+    record = hand_over(way, case, slot_bytes=16 * MIB)
     assert record.tokens == case.tokens
     assert (record.src_bytes, record.dst_bytes) == tuple(case.tokens * one for one in each)
     assert record.moved_bytes == case.tokens * min(each)

@@ -3,12 +3,11 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from handoff_ways import PATTERN
+from handoff_ways import PATTERN, until
 from slow_reference import Worker, worker_bytes
 
 from kvferry.integrations.handoff.gate import LayerGate
@@ -30,13 +29,6 @@ SIDES = {
 PAIR_BYTES = {"TP1, page 16": 2 * 64, "TP4, page 32, page-first": 64, "fp8": 2 * 32}
 POISON = 0x7F  # NaN in bfloat16
 rooms = itertools.count(2000)
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end_s, f"{what} did not happen"
-        time.sleep(0.005)
 
 
 def touched(worker: Worker, at: Place) -> list[list[bool]]:
