@@ -1,5 +1,6 @@
 """A move piece by piece, from pool to pool."""
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -15,9 +16,12 @@ from kvferry.integrations.handoff.scales import Scales, packed, part_of
 from kvferry.integrations.transports.base import Batch
 from kvferry.integrations.transports.kernels.staged import gather
 from kvferry.models.moves.pieces import Pieces
+from kvferry.models.moves.place import Place
 from kvferry.models.moves.plan import Move
 
 __all__ = ["send_scattered"]
+
+BUFFER_BYTES = 4 << 20
 
 
 def send_scattered(
@@ -70,6 +74,14 @@ def _end(pieces: Pieces, layers: int) -> int:
 
 
 def _checksums(own: Own, move: Move) -> bytes:
-    staged = gather(own.pools[move.src_rank], move.src_at, move.tokens, heads=move.heads)
-    own.synchronise()
-    return page_checksums(staged, move.dst_at.first, move.dst.page_size)
+    """Of some pages of the destination at a time, as many as the cache holds."""
+    page, first = move.dst.page_size, move.dst_at.first
+    step = page * max(1, BUFFER_BYTES * move.tokens // (move.wire_bytes * page))
+    starts = [0, *range(step - first % page, move.tokens, step)]
+    sums = []
+    for start, end in itertools.pairwise([*starts, move.tokens]):
+        at = Place(move.src_at.pages, move.src_at.first + start)
+        staged = gather(own.pools[move.src_rank], at, end - start, heads=move.heads)
+        own.synchronise()
+        sums.append(page_checksums(staged, first + start, page))
+    return b"".join(sums)

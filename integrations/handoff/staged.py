@@ -1,10 +1,10 @@
 """A move in parts that are gathered here, travel in one write each, and are scattered there.
 
 While part k is on the wire part k + 1 is gathered and part k - 1 is scattered, so a move goes in several
-parts even where one slot would hold all of it. Measured with 64 MiB between two processes on two busy cores,
-least of 8 to 15: bf16 to fp8 in 1, 2, 4 and 8 parts takes 158, 114, 79 and 82 ms over Mooncake (TCP), 71, 58,
-56 and 76 over NIXL (CMA); without conversion the cores are busy either way and it makes no difference:
-52, 35, 38, 42 and 22, 18, 20, 19, or 16, 15, 15, 15 within one process.
+parts even where one slot would hold all of it. Measured with 64 MiB of bf16 to fp8 between two processes on
+two cores that others kept busy too, least of 12: in 1, 2, 4 and 8 parts 141, 110, 127 and 121 ms over
+Mooncake (TCP), 64, 65, 68 and 107 over NIXL (CMA). What runs at the same time gains nothing where no core is
+free; 8 parts cost more than they can gain.
 """
 
 import time

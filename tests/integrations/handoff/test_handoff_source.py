@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kvferry.integrations.handoff import messages as said
+from kvferry.integrations.handoff import scattered
 from kvferry.integrations.handoff.channel import Channel
 from kvferry.integrations.handoff.checksums import page_checksums
 from kvferry.integrations.handoff.gate import LayerGate
@@ -264,6 +265,19 @@ def test_a_move_begins_in_the_middle_of_a_page_of_the_destination(pair, form):
     script = pair.script(SPEC, at=Place.of([2, 7, 0, 13, 6, 4, 1, 12], first=5))
     source.send(source.connect("d", "127.0.0.1", script.port), 1, HERE, TOKENS, form=form).wait(DEADLINE_S)
     assert same(script, pair.pools[0])
+
+
+@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize("page_size", [1, 4, 8])
+def test_checksums_are_the_same_however_much_is_read_at_a_time(pair, monkeypatch, first, page_size):
+    source = pair.own(SPEC)
+    at = Place.of(range(2, 2 + -(-(first + TOKENS) // page_size)), first=first)
+    script = pair.script(dataclasses.replace(SPEC, pages=40, page_size=page_size), at=at)
+    monkeypatch.setattr(scattered, "BUFFER_BYTES", 8 * SPEC.page_bytes // SPEC.page_size)
+    peering = source.connect("decode", "127.0.0.1", script.port)
+    source.send(peering, 1, HERE, TOKENS, form=Form.SCATTERED, verify=True).wait(DEADLINE_S)
+    whole = page_checksums(gather(pair.pools[0], HERE, TOKENS), first, page_size)
+    assert script.of(said.Landed)[0].checksums == whole
 
 
 def test_the_destination_asks_for_checksums(pair):
