@@ -18,14 +18,16 @@ from kvferry.integrations.probe.run import Scope
 from kvferry.integrations.transports.registry import names
 from kvferry.models.toml_file import ConfigError, UnknownNameError
 
-SERVE_HELP = """Run the agent that measures this host's paths, until it is interrupted.
+SERVE_HELP = """Run the agent of this host.
+
+It measures this host's paths when `kvferry probe run` asks it to, and runs until it is interrupted.
 
 Example: kvferry probe serve --host 10.0.0.2 --token SECRET
 """
-RUN_HELP = """Measure the paths between agents, and say whether each is what it claims to be.
+RUN_HELP = """Measure and judge the paths between agents.
 
-Every ordered pair and transport, with moves of 4 KiB to 256 MiB. Routers of the same store take the figures
-for the links between those hosts.
+Is each what it claims to be? Every ordered pair and transport, with moves of 4 KiB to 256 MiB. Routers of the
+same store take the figures for the links between those hosts.
 
 The exit code is 1 when a path cannot be measured, or does not meet the class of --expect.
 
