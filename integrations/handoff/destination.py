@@ -33,8 +33,6 @@ __all__ = ["Destination"]
 log = logging.getLogger(__name__)
 
 SLOT_BYTES = 16 * 2**20
-# Slots begin where any dtype may.
-ALIGNED_BYTES = 64
 MOST_CONNECTIONS = 512
 
 
@@ -64,7 +62,7 @@ class Destination:
         Raises ValueError for pools that are not the worker's, `Refused` as the transport does, OSError for
         a port that is taken.
         """
-        self._own = Own(worker, pools, slots, -(-slot_bytes // ALIGNED_BYTES) * ALIGNED_BYTES)
+        self._own = Own(worker, pools, slots, slot_bytes)
         for pool in self._own.pools.values():
             pool.touch()
         here = tuple(self._own.pools)
