@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 MEMORY = {"cpu": "DRAM", "cuda": "VRAM"}
 FLYING_PARTS = 2  # the next part is posted before the wire runs dry
-SHORT_S, MOVING_S, IDLE_S = 5e-5, 1e-3, 2.5e-2
-LINGER_S = 0.25  # where bytes moved, or are awaited, the next ones would wait for a poll as rare as when idle
+SHORT_S, MOVING_S, IDLE_S = 5e-5, 2e-4, 2.5e-2
+LINGER_S = 0.1  # where bytes moved, or are awaited, the next ones would wait for a poll as rare as when idle
 SLOW_POLL_S = 2e-5  # an empty poll takes 1 us: a longer one moved bytes, and more are behind them
 
 
@@ -47,7 +47,7 @@ class Job:
 
 
 class Pump(threading.Thread):
-    """Polls with backoff: at once while bytes move, 1000 times a second soon after, then 40 times."""
+    """Polls with backoff: at once while bytes move, 5000 times a second until soon after, then 40 times."""
 
     def __init__(self, library: Any) -> None:
         super().__init__(name="kvferry-nixl", daemon=True)
