@@ -1,12 +1,12 @@
 """Whether a path changed while it was measured, and what is true of it now."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from kvferry.models.paths.change import CLEAR, Changed, changed, since
+from kvferry.models.paths.change import CLEAR, Changed, changed
 from kvferry.models.paths.fit import Fit, UnfitError, fit
 from kvferry.models.paths.sample import Sample
 
@@ -14,6 +14,8 @@ from kvferry.models.paths.sample import Sample
 LEAST_ALIKE = 2
 # A move of this part of the largest one is large: small ones may wait for what is left of those before them.
 LARGE = 16
+# Smaller pieces than this tell of the processors that post them, not of the path.
+LEAST_PIECE_BYTES = 2**14
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,8 @@ class Settled:
 def settled(samples: Sequence[Sample]) -> Settled:
     """The fit of a path as it is at the end of the samples, which are in the order of their time.
 
-    Where the path changed once, one half of the samples is all of one kind: the half that fits better is
-    held against the others. UnfitError as of `fit`.
+    Where the path changed, at one time, moves that are alike say so: nothing is fitted to find that out.
+    UnfitError as of `fit`.
     """
     at = _turn(samples)
     if at is not None:
@@ -53,38 +55,55 @@ def _turn(samples: Sequence[Sample]) -> int | None:
 
 
 def _turn_of_alone(samples: Sequence[Sample]) -> int | None:
-    middle = len(samples) // 2
-    halves: list[tuple[float, int | None]] = []
-    for half, later in ((samples[:middle], True), (samples[middle:], False)):
-        try:
-            fitted = fit(half)
-        except UnfitError:
-            continue
-        if later:
-            at = since(fitted, samples)
-        else:
-            back = since(fitted, samples[::-1])
-            at = None if back is None else len(samples) - back
-        halves.append((fitted.median_error, at))
-    for _, at in sorted(halves, key=lambda half: half[0]):
-        if at is not None and 0 < at < len(samples) and _apart(samples[:at], samples[at:]):
-            return at
-    return None
+    """Where large moves fall into two parts in each of which those of a kind are most alike."""
+    large = _large(samples)
+    places = [place for place, one in enumerate(samples) if _tells(_kind(one), large)]
+    apart = [
+        _spread(samples[at] for at in places[:cut]) + _spread(samples[at] for at in places[cut:])
+        for cut in range(1, len(places))
+    ]
+    if not apart:
+        return None
+    at = places[int(np.argmin(apart)) + 1]
+    return at if _apart(samples[:at], samples[at:], large) else None
 
 
-def _apart(before: Sequence[Sample], after: Sequence[Sample]) -> bool:
+def _apart(before: Sequence[Sample], after: Sequence[Sample], large: float) -> bool:
     """Whether large moves that were made before as well as after clearly differ."""
     was, now = _medians(before), _medians(after)
-    largest = max(moved for moved, _ in (*was, *now))
-    larger = [key for key in was.keys() & now.keys() if key[0] * LARGE >= largest]
+    larger = [key for key in was.keys() & now.keys() if _tells(key, large)]
     if len(larger) < LEAST_ALIKE:
         return False
     off = np.median([math.log(now[key] / was[key]) for key in larger])
     return abs(float(off)) > math.log(CLEAR)
 
 
+def _spread(samples: Iterable[Sample]) -> float:
+    """Sum of |ln(took / what is usual for such a move)|."""
+    return sum(
+        float(np.abs(np.log(took) - np.median(np.log(took))).sum()) for took in _times(samples).values()
+    )
+
+
+def _large(samples: Sequence[Sample]) -> float:
+    return max((one.moved_bytes for one in samples), default=0) / LARGE
+
+
+def _tells(kind: tuple[int, int], large: float) -> bool:
+    moved, pieces = kind
+    return moved >= large and moved >= LEAST_PIECE_BYTES * pieces
+
+
+def _kind(sample: Sample) -> tuple[int, int]:
+    return sample.moved_bytes, sample.descriptors
+
+
 def _medians(samples: Sequence[Sample]) -> dict[tuple[int, int], float]:
+    return {kind: float(np.median(took)) for kind, took in _times(samples).items()}
+
+
+def _times(samples: Iterable[Sample]) -> dict[tuple[int, int], list[float]]:
     found: dict[tuple[int, int], list[float]] = {}
     for one in samples:
-        found.setdefault((one.moved_bytes, one.descriptors), []).append(one.total_s)
-    return {key: float(np.median(each)) for key, each in found.items()}
+        found.setdefault(_kind(one), []).append(one.total_s)
+    return found
