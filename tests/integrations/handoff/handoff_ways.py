@@ -1,16 +1,15 @@
 """Two processes: pytest's has the sources, others have the destinations, in memory that pytest maps too."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +46,11 @@ class Process:
     """A peer; `memory` is its pools' memory, mapped here too."""
 
     def __init__(self, transport: str, environment: dict[str, str]) -> None:
-        self._shared = shared_memory.SharedMemory(create=True, size=ARENA_BYTES)
-        self.memory: Any = np.frombuffer(self._shared.buf, np.uint8)
+        self._file = tempfile.NamedTemporaryFile(dir="/dev/shm")  # noqa: SIM115 (it ends in `end`)
+        self._file.truncate(ARENA_BYTES)
+        self.memory: Any = np.asarray(np.memmap(self._file.name, np.uint8, "r+"))
         self._process = subprocess.Popen(
-            [sys.executable, str(PEER), transport, self._shared.name],
+            [sys.executable, str(PEER), transport, self._file.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -89,10 +89,7 @@ class Process:
         self._process.send_signal(signal.SIGCONT)
         self._process.kill()
         self._process.communicate()
-        del self.memory
-        with contextlib.suppress(BufferError):  # a failed test's traceback still looks into it
-            self._shared.close()
-        self._shared.unlink()
+        self._file.close()
 
 
 @dataclasses.dataclass

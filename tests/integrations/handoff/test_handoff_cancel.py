@@ -1,5 +1,6 @@
 """Moves given up while their bytes fly: what was free again is never written afterwards."""
 
+import contextlib
 import itertools
 import signal
 import time
@@ -10,7 +11,7 @@ import pytest
 from handoff_ways import PATTERN, PeerSaid, Target, Way, until
 from slow_reference import Worker, worker_bytes
 
-from kvferry.integrations.transports.errors import Cancelled, DeadlinePassed
+from kvferry.integrations.transports.errors import Cancelled, DeadlinePassed, Refused
 from kvferry.models.moves.choose import Form
 from kvferry.models.moves.place import Place
 from kvferry.models.moves.pool_spec import PoolSpec
@@ -132,3 +133,44 @@ def test_stopped_while_bytes_fly(way: Way, worker: Worker, kv: Any, form: Form) 
         else:
             assert not done
         nothing_is_written_any_more(target, pages)
+
+
+def test_many_at_once_of_which_some_are_given_up(way: Way) -> None:
+    """Both ends' staging slots are two: who gives up must not keep one."""
+    spec = PoolSpec(3, 4, 64, pages=64, page_size=16, dtype="bfloat16")
+    rng = np.random.default_rng(3)
+    here = Worker((spec,), rng.integers(0, 256, worker_bytes((spec,)), np.uint8))
+    target = way.target((spec,), quarantine_s=60.0, slots=2, slot_bytes=MIB // 4)
+    with way.source(here, slots=2, slot_bytes=MIB // 4) as source:
+        peering = source.connect("decode", "127.0.0.1", target.port)
+        for _ in range(3):
+            target.process.memory[: worker_bytes((spec,))] = PATTERN
+            under_way = []
+            for at in rng.permutation(64).reshape(8, 8):
+                room = next(rooms)
+                target.expect(room, Place.of(at), 128, verify=bool(rng.integers(2)))
+                form = list(Form)[rng.integers(2)]
+                under_way.append((room, at, source.send(peering, room, Place.of(at), 128, form=form)))
+            for room, _, departure in under_way:
+                match rng.integers(4):
+                    case 0:
+                        departure.cancel()
+                    case 1:
+                        target.process.ask("cancel", room=room)
+            for room, at, departure in under_way:
+                with contextlib.suppress(
+                    Cancelled, Refused
+                ):  # refused: its room was cancelled before it began
+                    departure.wait(30)
+                if arrived(target, room):
+                    found, wanted = target.worker.held(0)[:, :, at], here.held(0)[:, :, at]
+                    assert (found == wanted).all()
+                    target.process.ask("release", pages=at.tolist())
+            until(lambda: len(target.pages()["free"]) == 64, "pages that are all free")
+        for form, quarter in itertools.product(Form, range(4)):
+            at = Place.of(range(16 * quarter, 16 * quarter + 16))
+            target.expect(room := next(rooms), at, 256, verify=True)
+            source.send(peering, room, at, 256, form=form).wait(30)
+            assert arrived(target, room)
+            target.process.ask("release", pages=at.pages.tolist())
+        assert (target.worker.memory[: worker_bytes((spec,))] == here.memory).all()
