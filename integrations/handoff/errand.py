@@ -11,7 +11,7 @@ from kvferry.integrations.handoff.peering import Peering
 from kvferry.integrations.handoff.record import HandoffRecord
 from kvferry.integrations.handoff.scales import Scales, unpacked
 from kvferry.integrations.handoff.scattered import send_scattered
-from kvferry.integrations.handoff.staged import layers_each, send_staged
+from kvferry.integrations.handoff.staged import portions, send_staged
 from kvferry.integrations.transports.errors import DeadlinePassed, PeerGone, Refused, TransportError, Wedged
 from kvferry.integrations.transports.kernels.fp8 import FP8
 from kvferry.integrations.transports.kernels.tensors import torch
@@ -20,6 +20,7 @@ from kvferry.models.moves.chunks import MOST_DESCRIPTORS
 from kvferry.models.moves.pieces import Pieces
 from kvferry.models.moves.place import Place
 from kvferry.models.moves.plan import Move
+from kvferry.models.moves.portions import Portions
 from kvferry.policy.layout import RelationKind
 
 __all__ = ["KVErrand"]
@@ -54,13 +55,14 @@ class KVErrand:
             wanted = self._wanted(go, peering)
             pieces = self._pieces(wanted)
             slot_bytes = min(self.own.slots.slot_bytes, peering.slot_bytes if peering.slots else 0)
-            each = layers_each(moves, slot_bytes)
-            self.form = self._chosen(pieces, each, slot_bytes)
+            cut = portions(moves, slot_bytes)
+            self.form = self._chosen(pieces, cut, slot_bytes)
             if self.form is Form.SCATTERED:
                 assert pieces is not None
                 send_scattered(departure, self.own, moves, pieces, self.scales, self.verify, self.gate)
             else:
-                send_staged(departure, self.own, moves, each, self.scales, wanted, self.verify, self.gate)
+                assert cut is not None
+                send_staged(departure, self.own, moves, cut, self.scales, wanted, self.verify, self.gate)
         finally:
             if self.gate is not None:
                 self.gate.unwatch(departure.wake)
@@ -132,19 +134,23 @@ class KVErrand:
             return None
         return [move.pieces(by_layer=self.gate is not None) for move in self._moves]
 
-    def _chosen(self, pieces: list[Pieces] | None, each: int, slot_bytes: int) -> Form:
+    def _chosen(self, pieces: list[Pieces] | None, cut: Portions | None, slot_bytes: int) -> Form:
         if pieces is None and self.form is Form.SCATTERED:
             raise Refused("values change on the way: the move must be staged")
-        if not each and (pieces is None or self.form is Form.STAGED):
-            needed = max(move.wire_bytes // move.src.layers for move in self._moves)
-            raise Refused(
-                f"the move must be staged, and a layer's {needed} bytes fit no slot of {slot_bytes}"
-            )
+        if cut is None:
+            if pieces is None or self.form is Form.STAGED:
+                largest = max(move.wire_bytes for move in self._moves)
+                needed = largest // (self._moves[0].src.layers * self.tokens)
+                raise Refused(
+                    f"the move must be staged, and {needed} bytes, of one token in one layer, fit no slot "
+                    f"of {slot_bytes}"
+                )
+            return Form.SCATTERED
         if self.form is not None:
             return self.form
-        if pieces is None or not each:
-            return Form.STAGED if pieces is None else Form.SCATTERED
+        if pieces is None:
+            return Form.STAGED
         cost = self.cost()
-        staged = sum(staged_s(cost, move, each) for move in self._moves)
+        staged = sum(staged_s(cost, move, len(cut)) for move in self._moves)
         scattered = sum(scattered_s(cost, some, MOST_DESCRIPTORS) for some in pieces)
         return Form.STAGED if staged < scattered else Form.SCATTERED

@@ -117,9 +117,14 @@ class Slot(Message, frozen=True):
 
 
 class Staged(Message, frozen=True):
-    """Slot `ticket` holds layers `first_layer` to `first_layer + layers - 1` of the rank pair, in
-    `wire_dtype`: [layer, K/V, token, head, head_dim] of the move's heads. The rest as in `Landed`, of these
-    layers."""
+    """Slot `ticket` holds layers `first_layer` to `first_layer + layers - 1` of the rank pair, in each of
+    them tokens `first_token` to `first_token + tokens - 1` of the move's, in `wire_dtype`:
+    [layer, K/V, token, head, head_dim] of the move's heads.
+
+    The tokens of a layer come in order, without gaps. The rest as in `Landed`, of these layers and tokens:
+    the checksum of a page that the slot has only in part is over the tokens that it has. All tokens of a
+    layer have the same `scales`.
+    """
 
     move: int
     ticket: int
@@ -127,13 +132,15 @@ class Staged(Message, frozen=True):
     dst_rank: int
     first_layer: int
     layers: int
+    first_token: int
+    tokens: int
     wire_dtype: str
     checksums: bytes = b""
     scales: bytes = b""
 
 
 class Scattered(Message, frozen=True):
-    """The layers are in the pool. Times in seconds, `verify_s` is part of none of the others."""
+    """What was staged is in the pool. Times in seconds, `verify_s` is part of none of the others."""
 
     move: int
     ticket: int

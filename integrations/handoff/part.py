@@ -7,6 +7,7 @@ from kvferry.integrations.handoff.expected import Expected
 from kvferry.integrations.handoff.messages import Message
 from kvferry.integrations.transports.errors import Refused
 from kvferry.models.moves.pool_spec import PoolSpec
+from kvferry.models.moves.portions import Portion
 from kvferry.models.moves.relate import head_routes, relate
 
 __all__ = ["Part", "Route", "Spent", "routes_between"]
@@ -60,7 +61,7 @@ def routes_between(
 @dataclass(slots=True, eq=False)
 class Part:
     """`writer` names it in the ledgers, `tell` says something to its source (or nothing, where that is gone);
-    `missing` are the layers of each pair of ranks that are not in yet.
+    `arrived` are the tokens of each layer, of each pair of ranks, that are in: they come in order.
 
     `scattering`: the destination itself writes its pages now. `over`: done, or failed; `done`: the source
     was told that all is there.
@@ -73,14 +74,14 @@ class Part:
     move: int
     verify: bool
     routes: dict[tuple[int, int], Route]
-    missing: dict[tuple[int, int], set[int]] = field(init=False)
+    arrived: dict[tuple[int, int], list[int]] = field(init=False)
     spent: Spent = Spent()
     scattering: bool = False
     over: bool = False
     done: bool = False
 
     def __post_init__(self) -> None:
-        self.missing = {pair: set(range(route.src.layers)) for pair, route in self.routes.items()}
+        self.arrived = {pair: [0] * route.src.layers for pair, route in self.routes.items()}
 
     @property
     def scatterer(self) -> str:
@@ -94,23 +95,34 @@ class Part:
             raise Refused(f"rank {src_rank} has nothing for rank {dst_rank} here")
         return route
 
-    def awaits(self, route: Route, first_layer: int, layers: int) -> range:
-        """These layers; raises `Refused` where one is not in the pool, or is in already."""
+    def awaits(self, route: Route, first_layer: int, layers: int, first_token: int, tokens: int) -> Portion:
+        """These tokens of these layers; raises `Refused` where they are not what comes next in each layer."""
+        every, pair = self.expected.tokens, f"rank {route.src_rank} to {route.dst_rank}"
         if layers < 1 or first_layer < 0 or first_layer + layers > route.src.layers:
             raise Refused(f"layers {first_layer} to {first_layer + layers - 1} of {route.src.layers}")
+        if tokens < 1 or first_token < 0 or first_token + tokens > every:
+            raise Refused(f"tokens {first_token} to {first_token + tokens - 1} of {every}")
         wanted = range(first_layer, first_layer + layers)
         for layer in wanted:
-            if layer not in self.missing[route.src_rank, route.dst_rank]:
-                raise Refused(f"layer {layer} of rank {route.src_rank} to {route.dst_rank} came twice")
-        return wanted
+            next_token = self.arrived[route.src_rank, route.dst_rank][layer]
+            if first_token < next_token:
+                raise Refused(f"token {first_token} of layer {layer} of {pair} came twice")
+            if first_token > next_token:
+                raise Refused(f"token {first_token} of layer {layer} of {pair} came before {next_token}")
+        return Portion(wanted, first_token, tokens)
 
-    def came(self, route: Route, layers: range, spent: Spent) -> None:
-        """The layers are in."""
-        self.missing[route.src_rank, route.dst_rank].difference_update(layers)
+    def came(self, route: Route, portion: Portion, spent: Spent) -> None:
+        """It is in."""
+        arrived = self.arrived[route.src_rank, route.dst_rank]
+        for layer in portion.layers:
+            arrived[layer] = portion.first_token + portion.tokens
         self.spent += spent
 
     def check_whole(self) -> None:
-        """Raises `Refused` naming the first pair of ranks of which layers are missing."""
-        for (src_rank, dst_rank), layers in self.missing.items():
-            if layers:
-                raise Refused(f"it ended without layer {min(layers)} of rank {src_rank} to {dst_rank}")
+        """Raises `Refused` naming the first pair of ranks of which tokens are missing."""
+        for (src_rank, dst_rank), arrived in self.arrived.items():
+            for layer, tokens in enumerate(arrived):
+                if tokens < self.expected.tokens:
+                    raise Refused(
+                        f"it ended without token {tokens} of layer {layer} of rank {src_rank} to {dst_rank}"
+                    )

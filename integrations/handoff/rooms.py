@@ -11,6 +11,7 @@ from kvferry.integrations.handoff.pages import PageState
 from kvferry.integrations.handoff.part import Part, Route, Spent
 from kvferry.integrations.transports.errors import Cancelled, PeerGone, Refused, TransportError
 from kvferry.models.moves.pool_spec import Ints
+from kvferry.models.moves.portions import Portion
 
 __all__ = ["Rooms"]
 
@@ -95,11 +96,11 @@ class Rooms(Book):
                     self._slots.free(part.writer, ticket)
                     self._grant(said)
 
-    def came(self, part: Part, route: Route, layers: range, spent: Spent, answer: Message | None) -> None:
-        """Layers are in the pool, and checked."""
+    def came(self, part: Part, route: Route, portion: Portion, spent: Spent, answer: Message | None) -> None:
+        """A portion is in the pool, and checked."""
         with self._speaking() as said:
             if not part.over:
-                part.came(route, layers, spent)
+                part.came(route, portion, spent)
                 if answer is not None:
                     said.append((part.tell, answer))
 

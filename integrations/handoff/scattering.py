@@ -12,6 +12,8 @@ from kvferry.integrations.transports.kernels.convert import convert
 from kvferry.integrations.transports.kernels.staged import gather, scatter
 from kvferry.integrations.transports.kernels.tensors import torch
 from kvferry.integrations.transports.pool import KVPool
+from kvferry.models.moves.place import Place
+from kvferry.models.moves.portions import Portion
 
 __all__ = ["Target"]
 
@@ -20,11 +22,15 @@ BUFFER_BYTES = 4 << 20
 
 
 class Target:
-    """The heads of a route, of what is expected, in the pool of the route's destination rank."""
+    """The heads of a route, of a portion of what is expected, in the pool of the route's destination rank."""
 
-    def __init__(self, route: Route, pool: KVPool, expected: Expected) -> None:
-        self.route, self.pool, self.at, self.tokens = route, pool, expected.at, expected.tokens
-        self._pages = expected.at.pages
+    def __init__(self, route: Route, pool: KVPool, expected: Expected, portion: Portion) -> None:
+        self.route, self.pool, self.tokens = route, pool, portion.tokens
+        self.at = Place(expected.at.pages, expected.at.first + portion.first_token)
+        self._layers = portion.layers
+        self._goes_on = portion.first_token > 0
+        self._every = portion.tokens == expected.tokens
+        self._pages = self.at.used(route.dst.page_size, portion.tokens)
         first = route.heads.start - route.dst.first_head
         heads = slice(first, first + len(route.heads))
         wanted, result = expected.wanted.get(route.dst_rank), expected.scales.get(route.dst_rank)
@@ -51,17 +57,16 @@ class Target:
             return Spent()
         began_s = time.monotonic()
         self._check_length(checksums)
-        found = self._checksums(self._read(range(self.route.dst.layers)))
+        found = self._checksums(self._read(self._layers))
         self._compare(checksums, found, "its checksum is not the source's")
         return Spent(verify_s=time.monotonic() - began_s)
 
-    def scatter(
-        self, staged: torch.Tensor, layers: range, scales: torch.Tensor | None, checksums: bytes | None
-    ) -> Spent:
-        """Write staged layers into the pool, in its dtype.
+    def scatter(self, staged: torch.Tensor, scales: torch.Tensor | None, checksums: bytes | None) -> Spent:
+        """Write what is staged into the pool, in its dtype.
 
         With checksums, those of `staged` are compared first and what was written is read again: raises
-        `Corrupt`. ValueError as `convert` raises it.
+        `Corrupt`. ValueError as `convert` raises it, `Refused` for fp8 values whose scales are not those of
+        the whole sequence.
         """
         verify_s = convert_s = scatter_s = 0.0
         mark_s = time.monotonic()
@@ -70,8 +75,8 @@ class Target:
             self._check_length(checksums)
             self._compare(checksums, self._checksums(staged), "its checksum on the wire is not the source's")
             verify_s = time.monotonic() - mark_s
-        for some in self._some(layers):
-            inside = slice(some.start - layers.start, some.stop - layers.start)
+        for some in self._some():
+            inside = slice(some.start - self._layers.start, some.stop - self._layers.start)
             mark_s = time.monotonic()
             part = self._converted(staged[inside], some, None if scales is None else scales[inside])
             converted_s = time.monotonic()
@@ -97,18 +102,22 @@ class Target:
             return convert(staged, dtype, scales)[0]
         if staged.dtype == self.pool.tensors[0].dtype:
             given = torch.ones_like(self._result[chosen]) if scales is None else scales
+            if wanted is None and self._goes_on and not torch.equal(given, self._result[chosen]):
+                raise Refused("fp8 values came in other scales than the tokens before them")
             if wanted is None or torch.equal(given, wanted):
                 self._result[chosen].copy_(given)
                 return staged
+        if wanted is None and not self._every:
+            raise Refused("some of the tokens have no scale that is good for all of them")
         made, found = convert(staged, dtype, scales, wanted)
         assert found is not None
         self._result[chosen].copy_(found)
         return made
 
-    def _some(self, layers: range) -> Iterator[range]:
+    def _some(self) -> Iterator[range]:
         step = max(1, BUFFER_BYTES // self.nbytes(1, self.route.dst.element_bytes))
-        for first in range(layers.start, layers.stop, step):
-            yield range(first, min(first + step, layers.stop))
+        for first in range(self._layers.start, self._layers.stop, step):
+            yield range(first, min(first + step, self._layers.stop))
 
     def _read(self, layers: range) -> torch.Tensor:
         staged = gather(self.pool, self.at, self.tokens, layers=layers, heads=self.route.heads)

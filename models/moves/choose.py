@@ -8,6 +8,7 @@ from kvferry.models.moves.chunks import MOST_DESCRIPTORS
 from kvferry.models.moves.impossible import Impossible
 from kvferry.models.moves.pieces import Pieces
 from kvferry.models.moves.plan import Move
+from kvferry.models.moves.portions import portions_of
 
 
 class Form(StrEnum):
@@ -46,15 +47,15 @@ class PathCost:
 class Choice:
     """The faster form, and what each is predicted to take.
 
-    `scattered_s` is infinite where the dtype changes, `staged_s` where the buffer holds no whole layer.
-    `layers_each`: layers that one buffer full carries, 0 where it is no use. `descriptors`: pieces of
+    `scattered_s` is infinite where the dtype changes, `staged_s` where the buffer does not hold one token of
+    one layer. `portions`: buffers full in the staged form, 0 where it is no use. `descriptors`: pieces of
     the scattered form.
     """
 
     form: Form
     scattered_s: float
     staged_s: float
-    layers_each: int
+    portions: int
     descriptors: int
 
     @property
@@ -71,19 +72,21 @@ def choose(
 ) -> Choice:
     """The form of `move` that `cost` predicts to be faster, the scattered one where they are equal.
 
-    `pieces` are the move's own, None where its dtype changes; `buffer_bytes` is what the staging buffer
-    of either side holds, None for as much as is asked. Impossible where neither form can be.
+    `pieces` are the move's own, None where its dtype changes; `buffer_bytes` is what a staging buffer holds
+    of what is on the wire, the smaller one of the two sides', None for as much as is asked. Impossible
+    where neither form can be.
     """
     scattered = math.inf if pieces is None else scattered_s(cost, pieces, most_descriptors)
-    layers_each = _layers_each(move, buffer_bytes)
-    staged = staged_s(cost, move, layers_each) if layers_each else math.inf
+    cut = portions_of((move,), buffer_bytes)
+    portions = 0 if cut is None else len(cut)
+    staged = staged_s(cost, move, portions) if portions else math.inf
     if math.isinf(scattered) and math.isinf(staged):
         raise Impossible(
-            f"KV dtype {move.src.dtype} to {move.dst.dtype} needs a staging buffer, and one layer "
-            f"does not fit {buffer_bytes} bytes"
+            f"KV dtype {move.src.dtype} to {move.dst.dtype} needs a staging buffer, and a token of "
+            f"one layer does not fit {buffer_bytes} bytes"
         )
     form = Form.STAGED if staged < scattered else Form.SCATTERED
-    return Choice(form, scattered, staged, layers_each, 0 if pieces is None else len(pieces))
+    return Choice(form, scattered, staged, portions, 0 if pieces is None else len(pieces))
 
 
 def scattered_s(cost: PathCost, pieces: Pieces, most_descriptors: int) -> float:
@@ -92,8 +95,8 @@ def scattered_s(cost: PathCost, pieces: Pieces, most_descriptors: int) -> float:
     return cost.alpha_s * batches + cost.s_per_byte * pieces.moved_bytes + cost.s_per_descriptor * len(pieces)
 
 
-def staged_s(cost: PathCost, move: Move, layers_each: int) -> float:
-    """gather + convert + beta * bytes + scatter + (alpha + gamma + acknowledgement) * buffers full.
+def staged_s(cost: PathCost, move: Move, portions: int) -> float:
+    """gather + convert + beta * bytes + scatter + (alpha + gamma + acknowledgement) * portions.
 
     Gathering is over the source's bytes and scattering over the destination's; nothing overlaps.
     """
@@ -104,13 +107,5 @@ def staged_s(cost: PathCost, move: Move, layers_each: int) -> float:
         + cost.convert_s_per_byte * (max(src_bytes, dst_bytes) if move.converts else 0)
         + cost.s_per_byte * move.wire_bytes
         + cost.scatter_s_per_byte * dst_bytes
-        + (cost.alpha_s + cost.s_per_descriptor + cost.acknowledgement_s) * -(-move.src.layers // layers_each)
+        + (cost.alpha_s + cost.s_per_descriptor + cost.acknowledgement_s) * portions
     )
-
-
-def _layers_each(move: Move, buffer_bytes: int | None) -> int:
-    layers = move.src.layers
-    if buffer_bytes is None:
-        return layers
-    larger = max(move.staging(move.src.dtype).page_bytes, move.staging(move.dst.dtype).page_bytes)
-    return min(layers, buffer_bytes // (larger // layers))

@@ -30,9 +30,7 @@ def quantise(
     limit = torch.finfo(DTYPES[dtype]).max
     clamps = scales is not None
     if scales is None:
-        largest = magnitudes(staged)
-        scales = (largest / limit).clamp_(min=torch.finfo(torch.float32).tiny)
-        scales[largest == 0] = 1.0
+        scales = scales_for(magnitudes(staged), dtype)
     _check(scales, staged)
     out = result(staged, dtype, out)
     for layer, kv, part in _chunks(staged):
@@ -55,6 +53,13 @@ def dequantise(
     for layer, kv, part in _chunks(staged):
         out[layer, kv, part] = _widened(staged[layer, kv, part]).mul_(scales[layer, kv][:, None])
     return out
+
+
+def scales_for(largest: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Scales under which each head's largest magnitude becomes the largest value of the fp8 `dtype`."""
+    scales = (largest / torch.finfo(DTYPES[dtype]).max).clamp_(min=torch.finfo(torch.float32).tiny)
+    scales[largest == 0] = 1.0
+    return scales
 
 
 def magnitudes(staged: torch.Tensor) -> torch.Tensor:

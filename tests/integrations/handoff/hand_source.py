@@ -125,15 +125,25 @@ class HandSource:
         self.say(m.Landed(move, route.src_rank, route.dst_rank, sums))
 
     def stage(
-        self, move: int, route: Route, go: m.Go, kv: torch.Tensor, layers: range, ticket: int
+        self,
+        move: int,
+        route: Route,
+        go: m.Go,
+        kv: torch.Tensor,
+        layers: range,
+        ticket: int,
+        tokens: range | None = None,
     ) -> m.Staged:
-        """The same for some layers through a slot, but for saying the message, which is returned."""
+        """The same for some layers, and tokens of them (all where not given), through a slot, but for saying
+        the message, which is returned."""
+        tokens = range(kv.shape[2]) if tokens is None else tokens
         self.say(m.Want(move, ticket))
         slot = self.hear(m.Slot)
         assert (slot.move, slot.ticket) == (move, ticket)
         heads = slice(route.heads.start, route.heads.stop)
-        staged = kv[layers.start : layers.stop, :, :, heads].contiguous()
+        staged = kv[layers.start : layers.stop, :, tokens.start : tokens.stop, heads].contiguous()
         self.write_slot(slot.slot, staged)
-        sums = page_checksums(staged, go.first, route.dst.page_size) if go.verify else b""
+        sums = page_checksums(staged, go.first + tokens.start, route.dst.page_size) if go.verify else b""
         pair = route.src_rank, route.dst_rank
-        return m.Staged(move, ticket, *pair, layers.start, len(layers), route.src.dtype, sums)
+        some = layers.start, len(layers), tokens.start, len(tokens)
+        return m.Staged(move, ticket, *pair, *some, route.src.dtype, sums)

@@ -23,7 +23,7 @@ TO_DESTINATION = [
     m.Begin(0, 2**63 - 1, 100, True),
     m.Landed(3, 0, 1, b"\0" * 16, b"\x01" * 8),
     m.Want(3, 0),
-    m.Staged(3, 1, 0, 1, 2, 4, "bfloat16", b"abc", b""),
+    m.Staged(3, 1, 0, 1, 2, 4, 16, 84, "bfloat16", b"abc", b""),
     m.End(3),
     m.Failed(3, "näher", False),
     m.Drained(3),

@@ -355,7 +355,7 @@ def staged(**changed: Any) -> Wrong:
     def wrong(stage: Stage, source: HandSource, move: int, go: m.Go) -> None:
         source.say(m.Want(move, 5))
         source.hear(m.Slot)
-        told = m.Staged(move, 5, 0, 0, 0, LAYERS, "bfloat16", b"\0" * 48)
+        told = m.Staged(move, 5, 0, 0, 0, LAYERS, 0, TOKENS, "bfloat16", b"\0" * 48)
         source.say(msgspec.structs.replace(told, **changed))
 
     return wrong
@@ -398,7 +398,7 @@ def anothers_slot(stage: Stage, source: HandSource, move: int, go: m.Go) -> None
     other.hear(m.Go)
     other.say(m.Want(theirs, 5))
     other.hear(m.Slot)
-    source.say(m.Staged(move, 5, 0, 0, 0, LAYERS, "bfloat16", b"\0" * 48))
+    source.say(m.Staged(move, 5, 0, 0, 0, LAYERS, 0, TOKENS, "bfloat16", b"\0" * 48))
 
 
 WRONG: dict[str, tuple[Wrong, str]] = {
@@ -417,13 +417,13 @@ WRONG: dict[str, tuple[Wrong, str]] = {
     "layers beyond the last": (staged(first_layer=1), "layers 1 to 3 of 3"),
     "no layers": (staged(layers=0), "layers 0 to -1 of 3"),
     "layers beyond int64": (staged(first_layer=2**63, layers=2**62), "of 3"),
-    "a layer twice": (a_layer_twice, "layer 1 of rank 0 to 0 came twice"),
+    "a layer twice": (a_layer_twice, "token 0 of layer 1 of rank 0 to 0 came twice"),
     "another dtype": (staged(wire_dtype="float32"), "staged in float32"),
     "a dtype that is none": (staged(wire_dtype="x" * 100), "staged in xxx"),
     "staged with scales": (staged(scales=b"\0" * 4 * LAYERS * 2 * 2), "scales of bfloat16"),
     "staged with too few checksums": (staged(checksums=b"\0"), "1 bytes of checksums for 6 pages"),
-    "ended without anything": (said(m.End), "ended without layer 0 of rank 0 to 0"),
-    "ended without a layer": (a_layer_less, "ended without layer 2 of rank 1 to 1"),
+    "ended without anything": (said(m.End), "ended without token 0 of layer 0 of rank 0 to 0"),
+    "ended without a layer": (a_layer_less, "ended without token 0 of layer 2 of rank 1 to 1"),
     "drained what goes on": (said(m.Drained), "had not failed"),
     "began twice": (said(lambda move: m.Begin(move, ROOM + 1, 1, False)), "began twice"),
     "a ticket twice": (said(lambda move: m.Want(move, 1), lambda move: m.Want(move, 1)), "is in use"),
@@ -467,7 +467,7 @@ def test_more_bytes_than_a_slot_holds():
         arrival, move, _ = stage.started(source)
         source.say(m.Want(move, 0))
         source.hear(m.Slot)
-        source.say(m.Staged(move, 0, 0, 0, 0, LAYERS, "bfloat16"))
+        source.say(m.Staged(move, 0, 0, 0, 0, LAYERS, 0, TOKENS, "bfloat16"))
         assert "4032 bytes staged in slots of 2048" in source.hear(m.No).reason
         failure(arrival, Refused)
 

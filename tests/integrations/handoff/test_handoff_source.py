@@ -17,7 +17,7 @@ from kvferry.integrations.handoff.channel import Channel
 from kvferry.integrations.handoff.checksums import page_checksums
 from kvferry.integrations.handoff.gate import LayerGate
 from kvferry.integrations.handoff.source import Source
-from kvferry.integrations.handoff.staged import layers_each
+from kvferry.integrations.handoff.staged import portions
 from kvferry.integrations.transports.errors import Cancelled, DeadlinePassed, PeerGone, Refused
 from kvferry.integrations.transports.kernels.convert import convert
 from kvferry.integrations.transports.kernels.staged import gather, scatter
@@ -29,6 +29,7 @@ from kvferry.models.moves.impossible import Impossible
 from kvferry.models.moves.place import Place
 from kvferry.models.moves.plan import plan
 from kvferry.models.moves.pool_spec import PoolSpec
+from kvferry.models.moves.portions import Portions
 from kvferry.policy.layout import LayoutOrder
 
 SPEC = PoolSpec(layers=6, heads=4, head_dim=16, pages=24, page_size=4, dtype="bfloat16")
@@ -101,20 +102,21 @@ class Script:
     def staged(self, staged: said.Staged) -> None:
         spec = self.worker[staged.dst_rank]
         heads = range(spec.first_head, spec.first_head + spec.heads)
-        shape = (staged.layers, 2, TOKENS, len(heads), spec.head_dim)
+        shape = (staged.layers, 2, staged.tokens, len(heads), spec.head_dim)
+        at = Place(self.at.pages, self.at.first + staged.first_token)
         dtype = DTYPES[staged.wire_dtype]
         slot = self.lent.pop((staged.move, staged.ticket))
         nbytes = torch.Size(shape).numel() * dtype.itemsize
         raw = self.memory[slot * SLOT_BYTES : slot * SLOT_BYTES + nbytes].view(dtype).view(shape)
         if staged.checksums:
-            assert staged.checksums == page_checksums(raw, self.at.first, spec.page_size)
+            assert staged.checksums == page_checksums(raw, at.first, spec.page_size)
         scales = None
         if staged.scales:
             scales = torch.frombuffer(bytearray(staged.scales), dtype=torch.float32)
             scales = scales.view(staged.layers, 2, len(heads))
         layers = range(staged.first_layer, staged.first_layer + staged.layers)
         values, self.scales = convert(raw, spec.dtype, scales)
-        scatter(values.clone(), self.pools[staged.dst_rank], self.at, layers=layers, heads=heads)
+        scatter(values.clone(), self.pools[staged.dst_rank], at, layers=layers, heads=heads)
         self.free.append(slot)
         self.tell(said.Scattered(staged.move, staged.ticket, 0.01, 0.02, 0.04))
         self.lend()
@@ -487,8 +489,8 @@ def test_a_departure_that_nobody_waits_for_ends(pair):
 
 
 def test_many_departures_share_two_slots(pair):
-    small = layers_each(plan((SPEC,), HERE, (SPEC,), THERE, TOKENS), 1 << 13)
-    assert small == 1
+    small = portions(plan((SPEC,), HERE, (SPEC,), THERE, TOKENS), 1 << 13)
+    assert small == Portions(SPEC.layers, 1, (0, TOKENS))
     source, script = pair.own(SPEC, slot_bytes=1 << 13), pair.script(SPEC)
     peering = source.connect("decode", "127.0.0.1", script.port)
     departures = [source.send(peering, room, HERE, TOKENS, form=Form.STAGED) for room in range(6)]
@@ -496,17 +498,17 @@ def test_many_departures_share_two_slots(pair):
     assert same(script, pair.pools[0])
 
 
-def test_slots_that_hold_no_layer_leave_only_the_scattered_form(pair):
+def test_slots_that_hold_no_token_leave_only_the_scattered_form(pair):
     source = pair.own(SPEC, slot_bytes=64)
     script, narrow = pair.script(SPEC), pair.script(dataclasses.replace(SPEC, dtype="fp8_e4m3"))
     peering = source.connect("decode", "127.0.0.1", script.port)
     record = source.send(peering, 1, HERE, TOKENS).wait(DEADLINE_S)
     assert record.form is Form.SCATTERED
     for to, form, needed in (
-        (peering, Form.STAGED, 5888),
-        (source.connect("n", "127.0.0.1", narrow.port), None, 2944),
+        (peering, Form.STAGED, 256),
+        (source.connect("n", "127.0.0.1", narrow.port), None, 128),
     ):
-        with pytest.raises(Refused, match=f"a layer's {needed} bytes fit no slot of 64"):
+        with pytest.raises(Refused, match=f"{needed} bytes, of one token in one layer, fit no slot of 64"):
             source.send(to, 2, HERE, TOKENS, form=form).wait(DEADLINE_S)
 
 

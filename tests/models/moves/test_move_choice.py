@@ -55,17 +55,19 @@ def test_predictions_are_the_formulas():
 def test_a_small_buffer_is_filled_several_times_or_is_no_use():
     pool = PoolSpec(5, 1, 8, pages=4, page_size=4, dtype="bf16")
     (move,) = plan([pool], Place.of([0]), [replace(pool, dtype="fp8")], Place.of([0]), 4)
-    layer = 2 * pool.block_bytes
+    layer = pool.block_bytes  # K and V in fp8, a byte an element
     all_at_once = choose(move, None, NIXL)
     three = choose(move, None, NIXL, buffer_bytes=2 * layer + 1)
-    assert (all_at_once.layers_each, three.layers_each) == (5, 2)
+    halves = choose(move, None, NIXL, buffer_bytes=layer - 1)
+    assert [each.portions for each in (all_at_once, three, halves)] == [1, 3, 10]
     assert three.staged_s - all_at_once.staged_s == pytest.approx(2 * (14e-6 + 3.7e-6 + 1e-4))
-    assert three.form is Form.STAGED
+    assert halves.staged_s - all_at_once.staged_s == pytest.approx(9 * (14e-6 + 3.7e-6 + 1e-4))
+    assert three.form is halves.form is Form.STAGED
     with pytest.raises(Impossible, match="bfloat16 to fp8_e4m3 needs a staging buffer"):
-        choose(move, None, NIXL, buffer_bytes=layer - 1)
+        choose(move, None, NIXL, buffer_bytes=layer // 4 - 1)
     (same,) = plan([pool], Place.of([0]), [pool], Place.of([0]), 4)
-    scattered = choose(same, same.pieces(), NIXL, buffer_bytes=layer - 1)
-    assert (scattered.form, scattered.layers_each) == (Form.SCATTERED, 0)
+    scattered = choose(same, same.pieces(), NIXL, buffer_bytes=layer // 2 - 1)
+    assert (scattered.form, scattered.portions) == (Form.SCATTERED, 0)
 
 
 @given(
