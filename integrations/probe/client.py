@@ -68,6 +68,12 @@ class Agent:
             async for line in answer.content:
                 yield self._sample(line)
 
+    @asynccontextmanager
+    async def awake(self, session: str) -> AsyncIterator[None]:
+        """Have it expect moves into a session, as the destination of a handoff does."""
+        async with self._request("POST", f"/v1/sessions/{session}/awake"):
+            yield
+
     async def end(self, session: str, *, settled: bool) -> None:
         async with self._request("DELETE", f"/v1/sessions/{session}?settled={settled:d}", total=CLOSE_S):
             pass

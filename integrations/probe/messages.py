@@ -4,6 +4,7 @@
     POST   /v1/sessions            Open    -> Opened
     POST   /v1/sessions/{id}/peers Connect -> Connected
     POST   /v1/sessions/{id}/moves Moves   -> Line, one a move, in the order in which they ended
+    POST   /v1/sessions/{id}/awake            no end: until the client leaves, moves are expected
     DELETE /v1/sessions/{id}?settled=1        nothing; `settled`: no move can still write here
 
 An error is {"error": {message, type, param, code}}; among the lines of moves it is the last line.

@@ -40,6 +40,7 @@ class Path:
     """
 
     source: Agent
+    target: Agent
     own: Opened
     theirs: Opened
     scope: Scope
@@ -61,7 +62,8 @@ class Path:
         """Raises AgentError."""
         scope, pace = self.scope, self._pace
         asked = Connect(self.theirs.session, self.theirs.metadata, scope.deadline_s)
-        self.first_contact_s = await self.source.connect(self.own.session, asked)
+        async with self.target.awake(self.theirs.session):
+            self.first_contact_s = await self.source.connect(self.own.session, asked)
         for size in grid.sizes(scope.largest_bytes):
             if not (cells := grid.worth(pace, size, self.spent_s, scope.budget_s)):
                 break
@@ -81,7 +83,8 @@ class Path:
 
     async def _moves(self, wanted: Iterable[Wanted]) -> None:
         moves = self.source.moves(self.own.session, self.theirs.session, tuple(wanted), self.scope.deadline_s)
-        async for sample in moves:
-            self.samples.append(sample)
-            self._pace.saw(sample)
-            self.tell()
+        async with self.target.awake(self.theirs.session):
+            async for sample in moves:
+                self.samples.append(sample)
+                self._pace.saw(sample)
+                self.tell()

@@ -127,7 +127,7 @@ class _Run:
             return replace(measured, error=theirs)
         if transport == WITHIN_A_HOST and self._host_id(src) != self._host_id(dst):
             return replace(measured, error=f"{transport} moves stay within a host")
-        path = Path(src, own, theirs, self._scope, lambda: self._tell(measured, path))
+        path = Path(src, dst, own, theirs, self._scope, lambda: self._tell(measured, path))
         try:
             await path.measure()
         except AgentError as error:

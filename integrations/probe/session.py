@@ -13,8 +13,7 @@ from kvferry.models.paths.sample import Sample
 
 __all__ = ["Session"]
 
-FIRST_BYTES = 4096
-LATER_MOVES = 5
+FIRST_BYTES, LATER_MOVES = 4096, 5
 # Warms up what a first large move pays for once: buffers of sockets, windows, a lane's thread.
 WARM_BYTES = 2**20
 
@@ -69,6 +68,10 @@ class Session:
         else:
             samples = self._mover.crowd(peer, *what, wanted.concurrency, deadline_s)
         return [Moved(s.moved_bytes, s.descriptors, s.total_s, s.concurrency) for s in samples]
+
+    def wake(self) -> None:
+        """Have the transport look for what arrives; never blocks."""
+        self._transport.notices()
 
     def close(self) -> None:
         """Give up what runs and close the transport; the memory is the caller's to close."""

@@ -43,6 +43,11 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._held)
 
+    def in_use(self, name: str) -> bool:
+        """Whether a request uses the session now."""
+        held = self._held.get(name)
+        return held is not None and held.calls > 0
+
     async def open(self, asked: Open, host: str) -> Session:
         """Raises ApiError where that is more memory than there is, and what `Session` raises."""
         if asked.nbytes > self._memory_bytes:
@@ -121,6 +126,6 @@ class Sessions:
             await asyncio.sleep(min(SWEEP_S, self._idle_s))
             now_s = time.monotonic()
             for name, held in tuple(self._held.items()):
-                if not held.calls and now_s - held.used_s > self._idle_s:
+                if not self.in_use(name) and now_s - held.used_s > self._idle_s:
                     log.info("session %s: unused for %.0f s, closed", name, self._idle_s)
                     await self.end(name, settled=False)

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -21,6 +22,8 @@ __all__ = ["Views", "guarded"]
 log = logging.getLogger("kvferry.probe")
 
 NDJSON = "application/x-ndjson"
+WAKE_S = 1e-3
+AWAKE_S = 900.0  # whoever asked may have gone without a word
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -63,6 +66,7 @@ class Views:
         app.router.add_post("/v1/sessions", self.open)
         app.router.add_post("/v1/sessions/{id}/peers", self.connect)
         app.router.add_post("/v1/sessions/{id}/moves", self.moves)
+        app.router.add_post("/v1/sessions/{id}/awake", self.awake)
         app.router.add_delete("/v1/sessions/{id}", self.end)
 
     async def agent(self, _: web.Request) -> web.Response:
@@ -98,6 +102,17 @@ class Views:
                     await lines.write(b"".join(_line(Line(each)) for each in moved))
         await lines.write_eof()
         return lines
+
+    async def awake(self, request: web.Request) -> web.StreamResponse:
+        """A transport that polls seldom while idle, which a handoff's destination is not, polls often."""
+        with self._sessions.using(request.match_info["id"]) as session:
+            answer = web.StreamResponse()
+            await answer.prepare(request)
+            until_s = time.monotonic() + AWAKE_S
+            while time.monotonic() < until_s:
+                session.wake()
+                await asyncio.sleep(WAKE_S)
+        return answer
 
     async def end(self, request: web.Request) -> web.Response:
         settled = request.query.get("settled") == "1"

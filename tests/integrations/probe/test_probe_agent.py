@@ -12,6 +12,7 @@ from kvferry.integrations.probe import agent, sessions
 from kvferry.integrations.probe.client import Agent, AgentError
 from kvferry.integrations.probe.messages import Connect, Open, Wanted
 from kvferry.integrations.probe.registration import line
+from kvferry.integrations.probe.session import Session
 
 MIB = 2**20
 IDLE_SHARE = 0.02
@@ -89,6 +90,20 @@ async def test_moves_alone_and_at_once_are_measured(http, made):
         await client.end(theirs.session, settled=True)
         await client.end(theirs.session, settled=True)  # nobody minds
         assert (len(made[0]), made[0].taken_bytes) == (0, 0)
+
+
+async def test_a_session_that_expects_moves_polls_until_nobody_asks_for_it(http, made, monkeypatch):
+    woken = []
+    monkeypatch.setattr(Session, "wake", lambda session: woken.append(session))
+    async with agent.running("127.0.0.1", 0) as port:
+        client = Agent(http, f"127.0.0.1:{port}")
+        opened = await client.open(Open("local", MIB))
+        async with client.awake(opened.session):
+            assert await soon(lambda: len(woken) > 3)
+        assert await soon(lambda: not made[0].in_use(opened.session))
+        before = len(woken)
+        await asyncio.sleep(0.05)
+        assert len(woken) == before
 
 
 async def test_what_a_failed_move_may_still_write_to_is_held_for_a_while(http, made, monkeypatch):

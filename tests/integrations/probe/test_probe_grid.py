@@ -1,6 +1,7 @@
 """Which moves a path is measured by: laws of the grid, and whole runs on a path that only a clock knows."""
 
 from collections import Counter
+from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
@@ -33,6 +34,10 @@ class Wire:
         self.now_s = 0.0
         self.moved = 0
 
+    @asynccontextmanager
+    async def awake(self, session):
+        yield
+
     async def connect(self, session, asked):
         return 0.25
 
@@ -60,7 +65,7 @@ class Dropping(Wire):
 
 
 async def measured(wire, **scope):
-    path = Path(wire, OPENED, OPENED, Scope(**scope), lambda: None, clock=lambda: wire.now_s)
+    path = Path(wire, wire, OPENED, OPENED, Scope(**scope), lambda: None, clock=lambda: wire.now_s)
     await path.measure()
     return path
 
@@ -116,7 +121,7 @@ async def test_a_path_that_gets_ten_times_slower_midway_overruns_by_little():
 
 async def test_what_was_measured_before_a_failure_stays():
     wire = Wire(GBIT_BYTES_PER_S, dies_after=17)
-    path = Path(wire, OPENED, OPENED, Scope(), lambda: None, clock=lambda: wire.now_s)
+    path = Path(wire, wire, OPENED, OPENED, Scope(), lambda: None, clock=lambda: wire.now_s)
     with pytest.raises(AgentError, match="gone"):
         await path.measure()
     assert len(path.samples) == 17
