@@ -27,10 +27,12 @@ PEER = Path(__file__).with_name("handoff_peer.py")
 ARENA_BYTES = 96 * 2**20
 PATTERN = 0xA5
 SLOT_BYTES = 2**20  # unless a test says otherwise: touching the memory of a move's size takes time
+# UCX takes any interface that is there when it starts; others that tests make go away again.
+LOOPBACK = {"UCX_NET_DEVICES": "lo"}
 WAYS = {
     "mooncake": ("mooncake", {}),
-    "nixl-cma": ("nixl", {"UCX_TLS": "tcp,cma,self"}),
-    "nixl-tcp": ("nixl", {"UCX_TLS": "tcp,self"}),
+    "nixl-cma": ("nixl", {"UCX_TLS": "tcp,cma,self", **LOOPBACK}),
+    "nixl-tcp": ("nixl", {"UCX_TLS": "tcp,self", **LOOPBACK}),
 }
 
 

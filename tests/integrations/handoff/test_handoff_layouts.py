@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slow_reference import Worker, as_bytes, fp8_error, normal, values, worker_bytes
 
+from kvferry.integrations.transports.kernels.repack import repack
 from kvferry.models.moves.choose import Form
 from kvferry.models.moves.place import Place
 from kvferry.models.moves.pool_spec import PoolSpec, ranks_of
+from kvferry.models.moves.relate import head_routes
 from kvferry.policy.kvshape import KVShape
 from kvferry.policy.layout import KVLayout, LayoutOrder
 
@@ -145,6 +147,8 @@ def check(
         for rank, one in scales.items()
     }
     if dst in FP8:
+        if src != dst:
+            repacked, at_once = repacked_at_once(case, wanted)
         for rank, spec in enumerate(case.dst):
             shape = (spec.layers, 2, spec.heads)
             own = made[rank].view(shape) if rank in made else torch.ones(shape)
@@ -158,6 +162,8 @@ def check(
                 numbers = case.numbers()[:, :, :, heads_of(spec)]
                 got = values(raw, dst) * own[:, :, None, :, None]
                 assert ((got - numbers).abs() <= fp8_error(numbers, own, dst) * (1 + 1e-5)).all()
+                assert torch.equal(own, at_once[rank])
+                assert (raw == repacked.take(rank, case.dst_at, case.tokens)).all()
                 lone = Worker((spec,), expected.rank(rank))  # what was not moved is checked below
                 lone.put(case.dst_at, shifted(raw, spec, case.kv.shape[3]))
     if src == dst:
@@ -170,6 +176,19 @@ def check(
         for one, other in zip(rank, other_rank, strict=True)
     )
     assert right == len(case.dst) * case.dst[0].pages
+
+
+def repacked_at_once(
+    case: Case, wanted: list[torch.Tensor] | None
+) -> tuple[Worker, tuple[torch.Tensor | None, ...]]:
+    """What one process makes of it, and its scales: fp8 made in portions must be no other."""
+    source, made = case.source(), Worker(case.dst, np.zeros(worker_bytes(case.dst), np.uint8))
+    pools = [[side.pool(rank) for rank in range(len(side.specs))] for side in (source, made)]
+    given = case.source_scales()
+    src_scales = None if given is None else [given[rank] for rank in range(len(case.src))]
+    return made, repack(
+        pools[0], case.src_at, pools[1], case.dst_at, case.tokens, src_scales=src_scales, dst_scales=wanted
+    )
 
 
 def shifted(raw: Any, spec: PoolSpec, heads: int) -> Any:
@@ -206,14 +225,28 @@ def test_both_forms(way, layout, form):
     assert hand_over(way, case, form=form).form is form
 
 
-def test_fp8_scales_that_the_destination_has_already(way):
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layers_that_fit_no_slot(way, layout, verify):
+    shape, src, dst = LAYOUTS[layout]
+    case = case_of(KVShape(3, shape.kv_heads, 16), src, dst, 320, np.random.default_rng(6))
+    pairs = head_routes(case.src, case.dst)
+    byte_of = min(side[0].element_bytes for side in (case.src, case.dst))
+    layer = 2 * case.tokens * max(len(heads) for _, _, heads in pairs) * 16 * byte_of
+    record = hand_over(way, case, form=Form.STAGED, verify=verify, slot_bytes=layer * 2 // 5)
+    # 128 tokens, whole pages, fit a slot; 320 are three portions of each layer.
+    assert record.batches == 3 * 3 * len(pairs)
+
+
+@pytest.mark.parametrize("slot_bytes", [2**20, 2**12])
+def test_fp8_scales_that_the_destination_has_already(way, slot_bytes):
     """A prefix of the sequence is there: what follows must be in the same scales."""
     case = case_of(
         KVShape(3, 4, 16), KVLayout(16, tp=2), KVLayout(4, "fp8_e4m3", tp=4), 64, np.random.default_rng(3)
     )
     wanted = torch.linspace(0.9, 1.4, 3 * 2 * 4).view(3, 2, 4)
     given = [wanted[:, :, heads_of(spec)].contiguous() for spec in case.dst]
-    hand_over(way, case, wanted=given)
+    hand_over(way, case, wanted=given, slot_bytes=slot_bytes)
 
 
 small = st.integers(1, 3)
@@ -249,11 +282,12 @@ def cases(draw: st.DrawFn) -> Case:
 
 @pytest.mark.parametrize("name", WAYS)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(case=cases(), staged=st.booleans(), verify=st.booleans(), slots=small, layers=st.floats(1, 4))
+@given(case=cases(), staged=st.booleans(), verify=st.booleans(), slots=small, layers=st.floats(0, 4))
 def test_any_layout_to_any_other(ways, name, case, staged, verify, slots, layers):
     converts = case.src[0].dtype != case.dst[0].dtype
-    # One layer, or some: of the larger dtype, a rank pair has at most all heads.
-    slot_bytes = int(layers * 2 * case.tokens * case.kv.shape[3] * case.dst[0].head_dim * 4)
+    # One token of a layer, some, or some layers: of the largest dtype, a rank pair has at most all heads.
+    token_bytes = 2 * case.kv.shape[3] * case.dst[0].head_dim * 4
+    slot_bytes = max(1, int(layers * case.tokens)) * token_bytes
     form = None if converts else Form.STAGED if staged else Form.SCATTERED
     record = hand_over(ways[name], case, form=form, verify=verify, slots=slots, slot_bytes=slot_bytes)
     assert record.form is Form.STAGED if converts or staged else Form.SCATTERED
