@@ -108,7 +108,9 @@ class Part:
             if first_token < next_token:
                 raise Refused(f"token {first_token} of layer {layer} of {pair} came twice")
             if first_token > next_token:
-                raise Refused(f"token {first_token} of layer {layer} of {pair} came before {next_token}")
+                raise Refused(
+                    f"token {first_token} of layer {layer} of {pair} came before token {next_token}"
+                )
         return Portion(wanted, first_token, tokens)
 
     def came(self, route: Route, portion: Portion, spent: Spent) -> None:

@@ -17,9 +17,10 @@ class HandoffRecord:
     Of `total_s` (from `Source.send` until the destination said complete) `transport_s` is from submission
     to the end of each batch = waiting in line + `post_s` + `wire_s`. `gather_s`, `convert_s`, `scatter_s` and
     `verify_s` are sums over both sides; staged moves overlap them with the wire, so that they do not add up
-    to the total. `registration_s` and `first_contact_s` are part of nothing else and 0 but for the first
-    move. `gated`: layers were waited for, `total_s` has that too. `concurrency`: most moves of the transport
-    under way, this one counted, when a batch of it was submitted.
+    to the total. `convert_s` has all of a first pass that only looks for scales. `registration_s` and
+    `first_contact_s` are part of nothing else and 0 but for the first move. `gated`: layers were waited for,
+    `total_s` has that too. `concurrency`: most moves of the transport under way, this one counted, when a
+    batch of it was submitted.
     """
 
     src: str

@@ -24,6 +24,7 @@ from kvferry.integrations.transports.errors import (
     Refused,
     TransportError,
 )
+from kvferry.integrations.transports.kernels.convert import convert
 from kvferry.integrations.transports.kernels.staged import gather
 from kvferry.integrations.transports.local import Local
 from kvferry.integrations.transports.pool import KVPool
@@ -168,6 +169,45 @@ def test_staged_in_slots(stage, verify):
     assert torch.equal(stage.held(), kv)
     assert arrived.scatter_s > 0
     assert stage.pages() == READABLE
+
+
+CUTS = {
+    "at pages": (range(5), range(5, 13), range(13, 21)),
+    "anywhere": (range(1), range(1, 10), range(10, 21)),
+    "token by token": tuple(range(token, token + 1) for token in range(TOKENS)),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_staged_some_tokens_at_a_time(stage, cut):
+    """Other layers may be further on; a page that two portions share has two checksums."""
+    kv, ticket = random_kv(stage.worker[0], HEADS, TOKENS), 0
+    source = stage.source(tp=1)
+    arrival, move, go = stage.started(source, verify=True)
+    for route in source.routes(stage.worker):
+        for layers in (range(1), range(1, LAYERS)):
+            for tokens in CUTS[cut]:
+                source.say(source.stage(move, route, go, kv, layers, ticket, tokens))
+                assert source.hear(m.Scattered).ticket == ticket
+                ticket += 1
+    assert stage.pages() == ARRIVING
+    source.say(m.End(move))
+    source.hear(m.Complete)
+    assert arrival.wait(WAIT_S).verified
+    assert torch.equal(stage.held(), kv)
+
+
+def test_the_page_of_a_portion_that_changed_on_the_wire(stage):
+    source, kv = stage.source(tp=1), random_kv(stage.worker[0], HEADS, TOKENS)
+    arrival, move, go = stage.started(source, verify=True)
+    route = source.routes(stage.worker)[0]
+    source.say(source.stage(move, route, go, kv, range(LAYERS), 0, range(6)))
+    source.hear(m.Scattered)
+    told = source.stage(move, route, go, kv, range(LAYERS), 1, range(6, 16))
+    wrong = bytes([told.checksums[0] ^ 1]) + told.checksums[1:]
+    source.say(msgspec.structs.replace(told, checksums=wrong))
+    assert "page 14" in source.hear(m.No).reason  # of whose tokens one came with the portion before
+    failure(arrival, Corrupt, "page 14")
 
 
 def test_what_lies_around_the_tokens_is_left_alone(stage):
@@ -391,6 +431,28 @@ def a_layer_less(stage: Stage, source: HandSource, move: int, go: m.Go) -> None:
     source.say(m.End(move))
 
 
+def tokens_staged(*some: tuple[range, range], ends: bool = False) -> Wrong:
+    """Layers and tokens of them, one after the other."""
+
+    def wrong(stage: Stage, source: HandSource, move: int, go: m.Go) -> None:
+        route, kv = source.routes(stage.worker)[0], random_kv(stage.worker[0], HEADS, TOKENS)
+        for ticket, (layers, tokens) in enumerate(some):
+            if ticket:
+                source.hear(m.Scattered)
+            source.say(source.stage(move, route, go, kv, layers, ticket, tokens))
+        if ends:
+            source.hear(m.Scattered)
+            source.say(m.End(move))
+
+    return wrong
+
+
+def landed_after_tokens(stage: Stage, source: HandSource, move: int, go: m.Go) -> None:
+    tokens_staged((range(1), range(8)))(stage, source, move, go)
+    source.hear(m.Scattered)
+    source.say(m.Landed(move, 0, 0, b"\0" * 48))
+
+
 def anothers_slot(stage: Stage, source: HandSource, move: int, go: m.Go) -> None:
     other = stage.source()
     stage.destination.expect(ROOM + 5, Place.of([0, 1]), 5)
@@ -418,6 +480,35 @@ WRONG: dict[str, tuple[Wrong, str]] = {
     "no layers": (staged(layers=0), "layers 0 to -1 of 3"),
     "layers beyond int64": (staged(first_layer=2**63, layers=2**62), "of 3"),
     "a layer twice": (a_layer_twice, "token 0 of layer 1 of rank 0 to 0 came twice"),
+    "no tokens": (staged(tokens=0), "tokens 0 to -1 of 21"),
+    "tokens before the first": (staged(first_token=-1), "tokens -1 to 19 of 21"),
+    "tokens beyond the last": (staged(first_token=1), "tokens 1 to 21 of 21"),
+    "tokens beyond int64": (staged(first_token=2**63, tokens=2**62), "of 21"),
+    "tokens that are not the first": (
+        staged(first_token=8, tokens=4),
+        "token 8 of layer 0 of rank 0 to 0 came before token 0",
+    ),
+    "tokens twice": (
+        tokens_staged((range(3), range(8)), (range(1, 2), range(7, 12))),
+        "token 7 of layer 1 of rank 0 to 0 came twice",
+    ),
+    "tokens between others left out": (
+        tokens_staged((range(3), range(8)), (range(3), range(9, 21))),
+        "token 9 of layer 0 of rank 0 to 0 came before token 8",
+    ),
+    "tokens of which one layer had none before": (
+        tokens_staged((range(2), range(8)), (range(3), range(8, 21))),
+        "token 8 of layer 2 of rank 0 to 0 came before token 0",
+    ),
+    "landed after some tokens": (landed_after_tokens, "token 0 of layer 0 of rank 0 to 0 came twice"),
+    "ended without some tokens": (
+        tokens_staged((range(3), range(8)), (range(2), range(8, 21)), ends=True),
+        "ended without token 8 of layer 2 of rank 0 to 0",
+    ),
+    "checksums of other pages than the tokens have": (
+        staged(tokens=5),
+        "48 bytes of checksums for 2 pages",
+    ),
     "another dtype": (staged(wire_dtype="float32"), "staged in float32"),
     "a dtype that is none": (staged(wire_dtype="x" * 100), "staged in xxx"),
     "staged with scales": (staged(scales=b"\0" * 4 * LAYERS * 2 * 2), "scales of bfloat16"),
@@ -763,6 +854,40 @@ def test_fp8_into_the_scales_that_are_wanted():
         assert go.scales == tuple(wanted[rank].contiguous().numpy().tobytes() for rank in (0, 1))
         source.say(m.Landed(move, 0, 0))
         assert "other scales than wanted" in source.hear(m.No).reason
+
+
+def test_all_tokens_of_fp8_have_the_same_scales():
+    for other, reason in ((SCALES, None), (SCALES * 2, "other scales than the tokens before them")):
+        for stage in staged_by(dtype="fp8_e4m3"):
+            source, kv = stage.source(dtype="fp8_e4m3"), random_kv(stage.worker[0], HEADS, TOKENS)
+            arrival, move, go = stage.started(source)
+            route = source.routes(stage.worker)[0]
+            for ticket, (tokens, scales) in enumerate(((range(9), SCALES), (range(9, 21), other))):
+                told = source.stage(move, route, go, kv, range(LAYERS), ticket, tokens)
+                given = scales[:, :, :2].contiguous().numpy().tobytes()
+                source.say(msgspec.structs.replace(told, scales=given))
+                if ticket == 0 or reason is None:
+                    source.hear(m.Scattered)
+            if reason is not None:
+                assert reason in source.hear(m.No).reason
+                failure(arrival, Refused, reason)
+
+
+@pytest.mark.parametrize("wanted", [None, {0: SCALES[:, :, :2], 1: SCALES[:, :, 2:]}])
+def test_fp8_is_made_of_some_tokens_only_in_scales_that_are_wanted(wanted):
+    """Each portion's own would not be good for the others."""
+    for stage in staged_by(dtype="fp8_e4m3"):
+        source, kv = stage.source(), random_kv(worker(2)[0], HEADS, TOKENS)
+        arrival, move, go = stage.started(source, scales=wanted)
+        route = source.routes(stage.worker)[0]
+        source.say(source.stage(move, route, go, kv, range(LAYERS), 0, range(9)))
+        if wanted is None:
+            assert "no scale that is good for all" in source.hear(m.No).reason
+            failure(arrival, Refused)
+        else:
+            source.hear(m.Scattered)
+            made = convert(kv[:, :, :9, :2].contiguous(), "fp8_e4m3", None, SCALES[:, :, :2].contiguous())[0]
+            assert torch.equal(gather(stage.pools[0], AT, 9).view(torch.uint8), made.view(torch.uint8))
 
 
 def test_fp8_does_not_go_into_another_dtype_piece_by_piece(stage):

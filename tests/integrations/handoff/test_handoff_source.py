@@ -498,6 +498,39 @@ def test_many_departures_share_two_slots(pair):
     assert same(script, pair.pools[0])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8_e4m3"])
+def test_layers_that_fit_no_slot_leave_when_they_are_computed(pair, dtype):
+    source, gate = pair.own(SPEC, slot_bytes=1 << 10), LayerGate()
+    script = pair.script(dataclasses.replace(SPEC, dtype=dtype), at=Place.of(THERE.pages, first=1))
+    peering = source.connect("decode", "127.0.0.1", script.port)
+    departure = source.send(peering, 1, HERE, TOKENS, form=Form.STAGED, gate=gate)
+    tokens = [3, 4, 4, 4, 4, 4] if dtype == "bfloat16" else [7, 8, 8]  # pages of 4, the first begun
+    for layer in range(SPEC.layers):
+        gate.computed(layer + 1)
+        told = script.until(said.Staged, (layer + 1) * len(tokens))
+        time.sleep(0.02)
+        assert len(script.of(said.Staged)) == len(told)
+        some = told[-len(tokens) :]
+        assert [each.tokens for each in some] == tokens
+        assert [each.first_token for each in some] == [sum(tokens[:index]) for index in range(len(tokens))]
+        assert {(each.first_layer, each.layers) for each in some} == {(layer, 1)}
+        assert len({each.scales for each in some}) == 1
+    record = departure.wait(DEADLINE_S)
+    assert (record.batches, record.gated) == (SPEC.layers * len(tokens), True)
+    assert same(script, pair.pools[0]) or dtype != "bfloat16"
+
+
+def test_a_value_that_is_not_finite_is_found_before_any_portion_of_its_layer(pair):
+    source = pair.own(SPEC, slot_bytes=1 << 10)
+    pair.pools[0].tensors[2][HERE.pages[5], 1, 0, 0] = float("inf")  # K of layer 1, in its last portion
+    script = pair.script(dataclasses.replace(SPEC, dtype="fp8_e4m3"))
+    peering = source.connect("decode", "127.0.0.1", script.port)
+    with pytest.raises(Refused, match="is not finite"):
+        source.send(peering, 1, HERE, TOKENS).wait(DEADLINE_S)
+    script.until(said.Failed)
+    assert {each.first_layer for each in script.of(said.Staged)} <= {0}
+
+
 def test_slots_that_hold_no_token_leave_only_the_scattered_form(pair):
     source = pair.own(SPEC, slot_bytes=64)
     script, narrow = pair.script(SPEC), pair.script(dataclasses.replace(SPEC, dtype="fp8_e4m3"))
