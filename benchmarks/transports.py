@@ -1,6 +1,6 @@
 """kvferry's moves beside the bare libraries' own, and how well they are predicted.
 
-    python benchmarks/transports.py [--only "nixl cma"] [--pairs 15] [--staged 5] [--repeats 11] [--json]
+    python benchmarks/transports.py [--only "nixl cma"] [--pairs 30] [--staged 5] [--repeats 11] [--json]
 
 Two processes on this machine for each of Mooncake, NIXL over CMA and NIXL over TCP, over the same memory.
 
@@ -34,7 +34,7 @@ from kvferry.integrations.transports.errors import Missing, TransportError
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", action="append", choices=list(WAYS), help="one transport; may be repeated")
-    parser.add_argument("--pairs", type=int, default=15, help="moves of each side that are compared")
+    parser.add_argument("--pairs", type=int, default=30, help="moves of each side that are compared")
     parser.add_argument("--staged", type=int, default=5, help="the same of 1 KiB blocks")
     parser.add_argument("--repeats", type=int, default=11, help="moves of each size and count to fit")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")

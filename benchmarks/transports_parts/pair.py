@@ -19,11 +19,13 @@ from kvferry.integrations.transports.base import Batch, Peer, Transport
 from kvferry.integrations.transports.registry import open_transport
 
 PEER = Path(__file__).with_name("peer.py")
+# UCX would take any network device, one that is about to go as well.
+LOOPBACK = {"UCX_NET_DEVICES": "lo"}
 # By what the table calls it: the transport, and what its library reads from the environment.
 WAYS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "mooncake": ("mooncake", {}),
-    "nixl cma": ("nixl", {"UCX_TLS": "tcp,cma,self"}),
-    "nixl tcp": ("nixl", {"UCX_TLS": "tcp,self"}),
+    "nixl cma": ("nixl", {"UCX_TLS": "tcp,cma,self", **LOOPBACK}),
+    "nixl tcp": ("nixl", {"UCX_TLS": "tcp,self", **LOOPBACK}),
 }
 
 
