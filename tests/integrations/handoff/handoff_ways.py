@@ -131,6 +131,8 @@ class Way:
 
     def start(self) -> Process:
         """Another peer; the first answer says that it is there."""
+        if not self._processes:
+            self.open("look").close()  # skips the test where the library is not there
         process = Process(self.transport_name, self.environment)
         self._processes.append(process)
         process.read()
