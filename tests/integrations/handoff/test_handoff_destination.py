@@ -800,10 +800,12 @@ def send_fp8(stage: Stage, source: HandSource, arrival: Arrival, kv: torch.Tenso
     source.say(m.End(move))
 
 
-@pytest.fixture(params=["all at once", "layer by layer"])
+@pytest.fixture(params=["all at once", "layer by layer", "token by token"])
 def scattered_in_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "layer by layer":
+    if request.param != "all at once":
         monkeypatch.setattr(scattering, "BUFFER_BYTES", 1)
+    if request.param == "token by token":
+        monkeypatch.setattr(scattering, "TOKENS_BYTES", 1)
 
 
 @pytest.mark.usefixtures("scattered_in_parts")

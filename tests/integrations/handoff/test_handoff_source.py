@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from kvferry.integrations.handoff import filling, scattered
 from kvferry.integrations.handoff import messages as said
-from kvferry.integrations.handoff import scattered
 from kvferry.integrations.handoff.channel import Channel
 from kvferry.integrations.handoff.checksums import page_checksums
 from kvferry.integrations.handoff.gate import LayerGate
@@ -498,8 +498,10 @@ def test_many_departures_share_two_slots(pair):
     assert same(script, pair.pools[0])
 
 
+@pytest.mark.parametrize("at_a_time", [1, 3, 100])
 @pytest.mark.parametrize("dtype", ["bfloat16", "fp8_e4m3"])
-def test_layers_that_fit_no_slot_leave_when_they_are_computed(pair, dtype):
+def test_layers_that_fit_no_slot_leave_when_they_are_computed(pair, monkeypatch, dtype, at_a_time):
+    monkeypatch.setattr(filling, "TOKENS_BYTES", at_a_time * 2 * SPEC.token_bytes)
     source, gate = pair.own(SPEC, slot_bytes=1 << 10), LayerGate()
     script = pair.script(dataclasses.replace(SPEC, dtype=dtype), at=Place.of(THERE.pages, first=1))
     peering = source.connect("decode", "127.0.0.1", script.port)
@@ -517,7 +519,9 @@ def test_layers_that_fit_no_slot_leave_when_they_are_computed(pair, dtype):
         assert len({each.scales for each in some}) == 1
     record = departure.wait(DEADLINE_S)
     assert (record.batches, record.gated) == (SPEC.layers * len(tokens), True)
-    assert same(script, pair.pools[0]) or dtype != "bfloat16"
+    made, _ = convert(gather(pair.pools[0], HERE, TOKENS), dtype)  # fp8 in the scales of all tokens
+    found = gather(script.pools[0], script.at, TOKENS)
+    assert torch.equal(found.view(torch.uint8), made.view(torch.uint8))
 
 
 def test_a_value_that_is_not_finite_is_found_before_any_portion_of_its_layer(pair):
