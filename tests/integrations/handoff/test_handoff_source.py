@@ -505,7 +505,7 @@ def test_layers_that_fit_no_slot_leave_when_they_are_computed(pair, monkeypatch,
     source, gate = pair.own(SPEC, slot_bytes=1 << 10), LayerGate()
     script = pair.script(dataclasses.replace(SPEC, dtype=dtype), at=Place.of(THERE.pages, first=1))
     peering = source.connect("decode", "127.0.0.1", script.port)
-    departure = source.send(peering, 1, HERE, TOKENS, form=Form.STAGED, gate=gate)
+    departure = source.send(peering, 1, HERE, TOKENS, form=Form.STAGED, gate=gate, verify=True)
     tokens = [3, 4, 4, 4, 4, 4] if dtype == "bfloat16" else [7, 8, 8]  # pages of 4, the first begun
     for layer in range(SPEC.layers):
         gate.computed(layer + 1)
