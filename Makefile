@@ -51,7 +51,7 @@ bench-simulator: setup ## print how fast the simulator is, and how near to measu
 	$(BIN)/python benchmarks/simulator_speed.py $(DATA)/traces/mooncake_conversation.jsonl.gz
 	$(BIN)/python benchmarks/simulator_fidelity.py $(DATA)/perf
 
-bench-transports: setup ## compare moves with the bare libraries' own: 3 minutes on two cores
+bench-transports: setup ## compare moves with the bare libraries' own: 2 minutes on two cores
 	$(BIN)/python benchmarks/transports.py $(BENCH_ARGS)
 
 bench-policies: setup ## compare kvferry with every public rule: an hour on two cores

@@ -14,7 +14,7 @@ Fit: the probe's moves (4 KiB to 256 MiB, 1 to 1,024 blocks) fitted by `models.p
 moves of sizes and counts between those: |predicted - seen| / seen of the medians of repeats.
 
 First moves are checked byte for byte. Other work on the machine is seen as noise: what was asked is judged by
-the fastest. Takes 3 minutes on two quiet cores. Exit code 1 where something asked was not met.
+the fastest. Takes 2 minutes on two cores. Exit code 1 where something asked was not met.
 """
 
 import argparse
