@@ -23,8 +23,8 @@ POOL_BYTES = 64 * 2**20
 WAYS = {
     "local": ("local", {}),
     "mooncake": ("mooncake", {}),
-    "nixl-cma": ("nixl", {"UCX_TLS": "tcp,cma,self"}),
-    "nixl-tcp": ("nixl", {"UCX_TLS": "tcp,self"}),
+    "nixl-cma": ("nixl", {"UCX_TLS": "tcp,cma,self", "UCX_NET_DEVICES": "lo"}),
+    "nixl-tcp": ("nixl", {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}),
 }
 
 
