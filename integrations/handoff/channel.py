@@ -76,7 +76,7 @@ class Channel(Generic[Incoming]):
             del self._arrived[:end]
         try:
             return self._decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # the last: nested deeply
             raise Refused(f"a frame that is no message: {error}") from error
 
     def close(self) -> None:

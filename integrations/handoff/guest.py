@@ -51,6 +51,8 @@ class Guest:
         except Impossible as error:
             raise Refused(error.reason) from error
         own = tuple(route for route in routes if route.src_rank in hello.here)
+        if not own:
+            raise Refused(f"ranks {hello.here} give nothing to the ranks here, which get it from others")
         return cls(hello.agent[:200], hello.worker, routes, own, channel)
 
     def tell(self, message: Message) -> None:

@@ -20,6 +20,8 @@ A `move` is the source's name for one handoff on this connection, at least 0 and
 is the bootstrap room that both sides were given for the request.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from kvferry.models.moves.pool_spec import PoolSpec
@@ -27,6 +29,9 @@ from kvferry.models.moves.pool_spec import PoolSpec
 VERSION = 1
 FRAME_BYTES = 16 * 2**20
 NO_MOVE = -1
+
+# What no clock measures is not learned from.
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -144,9 +149,9 @@ class Scattered(Message, frozen=True):
 
     move: int
     ticket: int
-    convert_s: float
-    scatter_s: float
-    verify_s: float = 0.0
+    convert_s: Seconds
+    scatter_s: Seconds
+    verify_s: Seconds = 0.0
 
 
 class End(Message, frozen=True):
@@ -159,7 +164,7 @@ class Complete(Message, frozen=True):
     """All that this process was expected to send is there, and verified when that was asked."""
 
     move: int
-    verify_s: float = 0.0
+    verify_s: Seconds = 0.0
 
 
 class Failed(Message, frozen=True):

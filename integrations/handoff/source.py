@@ -71,6 +71,7 @@ class Source:
         self._breakers = Breakers(clock)
         self._costs: dict[str, LearnedCost] = {}
         self._peerings: dict[str, Peering] = {}
+        self._connecting: set[str] = set()
         self._departures: set[Departure] = set()
         self._closed = False
         transport.register(self._own.regions)
@@ -83,19 +84,27 @@ class Source:
         """
         with self._lock:
             self._open()
+            if name in self._connecting:
+                # The transport would put the second one in place of the first.
+                raise Refused(f"{name} is being connected to already")
+            self._connecting.add(name)
             old = self._peerings.pop(name, None)
-        if old is not None:
-            old.close("it was connected to anew")
-        hello = Hello(VERSION, self.agent, self._own.worker, tuple(self._own.pools))
-        peering = open_peering(name, host, port, self._transport, hello, timeout_s)
-        with self._lock:
-            known = self._peerings.setdefault(name, peering)
-            if known is peering and not self._closed:
-                # What failed was the process before it.
-                self._breakers.succeeded(self._path(name))
-                return peering
-        peering.close("it was connected to twice, or too late")
-        raise Refused(f"{name}: the source was closed, or it was connected to at the same time")
+        try:
+            if old is not None:
+                old.close("it was connected to anew")
+            hello = Hello(VERSION, self.agent, self._own.worker, tuple(self._own.pools))
+            peering = open_peering(name, host, port, self._transport, hello, timeout_s)
+            with self._lock:
+                if not self._closed:
+                    # What failed was the process before it.
+                    self._breakers.succeeded(self._path(name))
+                    self._peerings[name] = peering
+                    return peering
+        finally:
+            with self._lock:
+                self._connecting.discard(name)
+        peering.close("the source was closed")
+        raise Refused(f"{name}: the source was closed meanwhile")
 
     def send(
         self,

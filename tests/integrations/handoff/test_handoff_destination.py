@@ -954,6 +954,8 @@ def test_values_that_the_pool_cannot_hold():
         (m.Hello(m.VERSION, "a", worker(2)[:1], (0,)), "KV heads differ"),
         (m.Hello(m.VERSION, "a", (PoolSpec(9, 4, 8, 1, 1, "bf16"),), (0,)), "9 layers in the source"),
         (m.Hello(m.VERSION, "a", (PoolSpec(3, 2**40, 8, 1, 1, "bf16"),), (0,)), "more than 65536 heads"),
+        # A replica of rank 1, which gives rank 1 everything already.
+        (m.Hello(m.VERSION, "a", (*worker(2), worker(2)[1]), (2,)), "give nothing"),
         (m.Begin(1, ROOM, TOKENS, False), "a Begin before Hello"),
     ],
 )
@@ -967,14 +969,21 @@ def test_a_source_that_cannot_work_with_this_one(stage, hello, reason):
     assert isinstance(stage.source().welcome, m.Welcome)
 
 
-@pytest.mark.parametrize("what", ["garbage", "Hello"])
+def nested() -> bytes:
+    """A Begin with a sixth field, of lists in lists."""
+    begin = msgspec.msgpack.encode(m.Begin(9, ROOM, TOKENS, False))
+    return bytes([begin[0] + 1]) + begin[1:] + b"\x91" * 100_000 + b"\xc0"
+
+
+@pytest.mark.parametrize("what", ["garbage", "nested", "Hello"])
 def test_a_connection_that_breaks_the_protocol_ends_with_its_moves(stage, what):
     source = stage.source()
     arrival, _, _ = stage.started(source)
     if what == "Hello":
         source.say(m.Hello(m.VERSION, "again", source.worker, (0,)))
     else:
-        source.channel._socket.sendall(b"\0\0\0\x02hi")
+        frame = b"hi" if what == "garbage" else nested()
+        source.channel._socket.sendall(len(frame).to_bytes(4, "big") + frame)
     assert source.hear(m.No).move == m.NO_MOVE
     with pytest.raises(PeerGone):
         source.channel.receive(WAIT_S)

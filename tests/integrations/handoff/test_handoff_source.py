@@ -565,6 +565,47 @@ def test_a_destination_that_is_not_what_it_says_is_refused(pair, changed, reason
         source.connect("decode", "127.0.0.1", script.port)
 
 
+def test_a_destination_is_met_once_at_a_time(pair, monkeypatch):
+    source, script = pair.own(SPEC), pair.script(SPEC)
+    connect, met, go_on = pair.transport.connect, threading.Event(), threading.Event()
+
+    def slow(*told: Any) -> Any:
+        peer = connect(*told)
+        met.set()
+        assert go_on.wait(DEADLINE_S)
+        return peer
+
+    monkeypatch.setattr(pair.transport, "connect", slow)
+    peerings: list[Any] = []
+    first = threading.Thread(target=lambda: peerings.append(source.connect("d", "127.0.0.1", script.port)))
+    first.start()
+    try:
+        assert met.wait(DEADLINE_S)
+        with pytest.raises(Refused, match="being connected to already"):
+            source.connect("d", "127.0.0.1", script.port)
+    finally:
+        go_on.set()
+        first.join()
+    source.send(peerings[0], 1, HERE, TOKENS).wait(DEADLINE_S)
+    with pytest.raises(PeerGone):
+        source.connect("d", "127.0.0.1", 1, timeout_s=1.0)
+    source.send(source.connect("d", "127.0.0.1", script.port), 2, HERE, TOKENS).wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize("took_s", [float("nan"), float("inf"), -1.0])
+def test_times_that_are_none_are_not_learned_from(pair, took_s):
+    source, script = pair.own(SPEC), pair.script(SPEC)
+    peering = source.connect("decode", "127.0.0.1", script.port)
+    source.send(peering, 1, HERE, TOKENS, form=Form.STAGED).wait(DEADLINE_S)
+    before = source.cost("decode")
+    script.answers[said.Staged] = lambda staged: script.tell(
+        said.Scattered(staged.move, staged.ticket, 0.0, took_s)
+    )
+    with pytest.raises(PeerGone, match="no message"):
+        source.send(peering, 2, HERE, TOKENS, form=Form.STAGED).wait(DEADLINE_S)
+    assert source.cost("decode") == before
+
+
 def test_ranks_that_give_nothing_are_told_so(pair):
     ranks = tuple(dataclasses.replace(SPEC, heads=2, first_head=first) for first in (0, 2))
     source = pair.own(*ranks, here=(1,))
