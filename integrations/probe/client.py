@@ -29,6 +29,7 @@ CLOSE_S = 30.0
 # Beyond a move's own deadline: another probe's move may be waited for.
 PATIENCE_S = 60.0
 SHOWN_CHARACTERS = 200
+UNREADABLE = msgspec.DecodeError, RecursionError  # the latter: nested too deeply
 T = TypeVar("T")
 
 
@@ -83,7 +84,7 @@ class Agent:
             raw = await answer.read()
         try:
             return msgspec.json.decode(raw, type=kind)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise AgentError(f"{self.address} is no probe agent of this version: {error}") from error
 
     @asynccontextmanager
@@ -107,13 +108,13 @@ class Agent:
     def _why(self, status: int, raw: bytes) -> str:
         try:
             return f"{self.address}: {msgspec.json.decode(raw, type=Failure).error.message}"
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return f"{self.address} is no probe agent: {status} {raw[:SHOWN_CHARACTERS]!r}"
 
     def _sample(self, line: bytes) -> Sample:
         try:
             told = msgspec.json.decode(line, type=Line)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise AgentError(f"{self.address} is no probe agent of this version: {error}") from error
         if (moved := told.moved) is None:
             raise AgentError(f"{self.address}: {told.error.message if told.error else 'an empty line'}")

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ __all__ = ["Sessions"]
 log = logging.getLogger("kvferry.probe")
 
 SWEEP_S = 10.0
+NAME_CHARACTERS = 64
 # So long a peer whose move failed or was given up may go on writing.
 HOLD_S = 30.0
 
@@ -34,7 +36,9 @@ class Sessions:
     """At most `memory_bytes` of memory at once; a session that nobody uses for `idle_s` seconds is closed."""
 
     def __init__(self, agent: str, memory_bytes: int, idle_s: float) -> None:
-        self._agent, self._memory_bytes, self._idle_s = agent, memory_bytes, idle_s
+        # Part of URLs and of sockets' names, whatever the host is called.
+        self._agent = re.sub(r"[^A-Za-z0-9.-]+", "-", agent)[:NAME_CHARACTERS]
+        self._memory_bytes, self._idle_s = memory_bytes, idle_s
         self._held: dict[str, _Held] = {}
         self.taken_bytes = 0
         self._sweeper = asyncio.create_task(self._sweep())

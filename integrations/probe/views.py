@@ -105,11 +105,12 @@ class Views:
 
     async def awake(self, request: web.Request) -> web.StreamResponse:
         """A transport that polls seldom while idle, which a handoff's destination is not, polls often."""
-        with self._sessions.using(request.match_info["id"]) as session:
+        name = request.match_info["id"]
+        with self._sessions.using(name) as session:
             answer = web.StreamResponse()
             await answer.prepare(request)
             until_s = time.monotonic() + AWAKE_S
-            while time.monotonic() < until_s:
+            while time.monotonic() < until_s and self._sessions.in_use(name):  # it may be ended meanwhile
                 session.wake()
                 await asyncio.sleep(WAKE_S)
         return answer
@@ -129,7 +130,7 @@ class Views:
 async def _body(request: web.Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(await request.read(), type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:  # the latter: nested too deeply
         raise BadRequest(f"invalid body: {error}") from error
 
 

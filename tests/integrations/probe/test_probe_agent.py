@@ -106,6 +106,28 @@ async def test_a_session_that_expects_moves_polls_until_nobody_asks_for_it(http,
         assert len(woken) == before
 
 
+async def test_who_keeps_a_session_awake_is_let_go_when_it_ends(http):
+    async with agent.running("127.0.0.1", 0) as port:
+        address = f"127.0.0.1:{port}"
+        client = Agent(http, address)
+        opened = await client.open(Open("local", MIB))
+        answer = await http.post(f"http://{address}/v1/sessions/{opened.session}/awake")
+        await client.end(opened.session, settled=True)
+        assert await asyncio.wait_for(answer.read(), 10.0) == b""
+
+
+@pytest.mark.parametrize("name", ["rack/3", "a?b#c%2f", "..", 'two\nlines "', "x" * 255])
+async def test_whatever_a_host_is_called_its_sessions_are_found(http, made, name):
+    async with agent.running("127.0.0.1", 0, name=name) as port:
+        client = Agent(http, f"127.0.0.1:{port}")
+        (own, theirs), _ = await opened_pair(client)
+        samples, error = await moved(client, own, theirs, [Wanted(4096)])
+        assert (len(samples), error) == (1, "")
+        for one in (own, theirs):
+            await client.end(one.session, settled=True)
+        assert (len(made[0]), made[0].taken_bytes) == (0, 0)
+
+
 async def test_what_a_failed_move_may_still_write_to_is_held_for_a_while(http, made, monkeypatch):
     monkeypatch.setattr(sessions, "HOLD_S", 0.05)
     async with agent.running("127.0.0.1", 0) as port:
@@ -132,6 +154,7 @@ async def test_a_session_that_nobody_uses_is_closed(http, made):
         ({"transport": "local", "nbytes": 5 * MIB}, 400, "more than this agent gives"),
         ({"transport": "local", "nbytes": 0}, 400, "invalid body"),
         ({"transport": "local"}, 400, "invalid body"),
+        (msgspec.Raw(b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}"), 400, "invalid body"),
         ({"transport": "local", "nbytes": MIB, "device": "tpu:0"}, 400, "no device 'tpu:0'"),
         ({"transport": "mooncake", "nbytes": MIB}, 501, "pip install"),
     ],
@@ -191,10 +214,11 @@ async def test_without_the_token_nothing_is_told_and_it_is_never_logged(http, ca
     assert "wr0ng-token" not in caplog.text
 
 
-async def test_what_is_no_agent_is_told_so(http):
+@pytest.mark.parametrize("body", [b"hi", b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}"])
+async def test_what_is_no_agent_is_told_so(http, body):
     async def answer(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
         writer.close()
 
