@@ -75,8 +75,8 @@ def _panel(axes: Any, found: Sequence[Finding], hosts: Sequence[str], colours: A
             frame = Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, fill=False, ec=BAD, lw=2.2)
             axes.add_patch(frame)
     axes.imshow(np.ma.masked_invalid(rates), cmap=colours, norm=norm)
-    axes.set_xticks(range(len(hosts)), hosts, fontsize=9, rotation=30, ha="right")
-    axes.set_yticks(range(len(hosts)), hosts, fontsize=9)
+    axes.set_xticks(range(len(hosts)), hosts, fontsize=9, rotation=30, ha="right", parse_math=False)
+    axes.set_yticks(range(len(hosts)), hosts, fontsize=9, parse_math=False)
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)

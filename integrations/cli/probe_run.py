@@ -87,6 +87,8 @@ class Runs:
         found = self._judged(measured, Judge(asked.claims, hosts, asked.expect))
         self._show(found)
         await self._leave(found, hosts)
+        if asked.plot is not None:
+            draw(found, asked.plot)  # last: what was measured is not lost for want of matplotlib
         return found
 
     def _judged(self, measured: Sequence[Measured], judge: Judge) -> list[Finding]:
@@ -117,8 +119,6 @@ class Runs:
     async def _leave(self, found: Sequence[Finding], hosts: Mapping[str, Host]) -> None:
         asked, kept = self.asked, to_keep(found, self.before)
         self.before |= {one.key: one for one in kept}
-        if asked.plot is not None:
-            draw(found, asked.plot)
         if asked.toml is not None and kept:
             write(asked.toml, kept, asked.claims.links)
         if asked.redis is None:

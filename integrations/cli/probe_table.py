@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from kvferry.integrations.cli.probe_findings import Finding
@@ -20,7 +21,7 @@ def paths_table(found: Sequence[Finding]) -> Table:
     for name in ("GB/s", "alpha", "gamma", "error", "ratio"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in found:
-        path = [_short(name) for name in (one.measured.src, one.measured.dst)]
+        path = [escape(_short(name)) for name in (one.measured.src, one.measured.dst)]
         path.append(one.measured.transport)
         if one.fitted is None or one.judgement is None:
             table.add_row(*path, *"-----", style="red")

@@ -16,14 +16,16 @@ import msgspec
 
 Count = Annotated[int, msgspec.Meta(gt=0, le=2**62)]
 Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)]
+Took = Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+HostName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]  # as the store takes it
 
 
 class Described(msgspec.Struct, frozen=True):
     """`host_id` is one for all processes under one kernel. `transports`: why one does not load, "" where it
     does. `versions`: of kvferry, Python, and the libraries that are installed."""
 
-    name: str
+    name: HostName
     host_id: str
     cores: int
     memory_bytes: int
@@ -46,8 +48,8 @@ class Opened(msgspec.Struct, frozen=True):
 
     session: str
     metadata: bytes
-    registration_s: float
-    registration_s_per_byte: float
+    registration_s: Took
+    registration_s_per_byte: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
 class Connect(msgspec.Struct, frozen=True):
@@ -61,7 +63,7 @@ class Connect(msgspec.Struct, frozen=True):
 class Connected(msgspec.Struct, frozen=True):
     """See `Measured.first_contact_s`."""
 
-    first_contact_s: float
+    first_contact_s: Took
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):

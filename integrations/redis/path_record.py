@@ -11,6 +11,8 @@ from kvferry.models.paths.fit import Fit
 from kvferry.models.paths.probed import Probed
 
 MOST_BYTES = 4096
+# No wire is that fast: what is made of more is not finite.
+MOST_BYTES_PER_S = 1e15
 
 _Name = Annotated[str, Meta(min_length=1, max_length=200)]
 _Names = Annotated[tuple[_Name, ...], Meta(min_length=1, max_length=16)]
@@ -89,7 +91,7 @@ def decode(told: bytes) -> Probed:
     split_bytes = one.split_bytes or math.inf
     late = (one.jump_s, one.late_s_per_byte, one.late_gamma_s, one.overlapped)
     curve = Curve(one.alpha_s, one.s_per_byte, one.gamma_s, split_bytes, *late)
-    if not math.isfinite(curve.beta_bytes_per_s):
+    if curve.beta_bytes_per_s > MOST_BYTES_PER_S:
         raise ValueError("its bytes cost nothing")
     fitted = Fit(curve, one.median_error, one.max_error, one.contention, one.moves)
     return Probed(

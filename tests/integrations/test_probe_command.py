@@ -343,8 +343,21 @@ def test_a_plot_without_matplotlib_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert call("--plot", str(tmp_path / "paths.png")) == 1
+    toml = tmp_path / "paths.toml"
+    assert call("--plot", str(tmp_path / "paths.png"), "--toml", str(toml)) == 1
     assert "pip install 'kvferry[plot]'" in capsys.readouterr().err
+    assert len(load_rules(toml)) > len(load_rules(None))
+
+
+def test_names_of_hosts_are_shown_as_they_are(cluster: Cluster, capsys: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    cluster.agents = {"10.0.0.2:8600": described("[/red]"), "10.0.0.5:8600": described("$\\frac$")}
+    cluster.moves = {name: samples(2.2) for name in ("[/red]", "$\\frac$")}
+    toml = tmp_path / "paths.toml"
+    assert call("--plot", str(tmp_path / "paths.png"), "--toml", str(toml)) == 0
+    out = capsys.readouterr().out
+    assert any(line.split()[:3] == ["[/red]", "$\\frac$", "mooncake"] for line in out.splitlines())
+    assert {"[/red]", "$\\frac$"} <= {name for rule in load_rules(toml) for name in rule.src_host}
 
 
 def test_routers_are_not_told_of_host_memory_where_workers_have_gpus(

@@ -10,7 +10,7 @@ import pytest
 
 from kvferry.integrations.probe import agent, sessions
 from kvferry.integrations.probe.client import Agent, AgentError
-from kvferry.integrations.probe.messages import Connect, Open, Wanted
+from kvferry.integrations.probe.messages import Connect, Described, Open, Wanted
 from kvferry.integrations.probe.registration import line
 from kvferry.integrations.probe.session import Session
 
@@ -212,6 +212,13 @@ async def test_without_the_token_nothing_is_told_and_it_is_never_logged(http, ca
         assert (await Agent(http, address, "s3cret-token").describe()).cores
     assert "s3cret-token" not in caplog.text
     assert "wr0ng-token" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201])
+def test_a_host_has_a_name_that_the_store_takes(name):
+    told = msgspec.json.encode(Described(name, "h", 1, 1, (), (), {}, {}))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(told, type=Described)
 
 
 @pytest.mark.parametrize("body", [b"hi", b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}"])

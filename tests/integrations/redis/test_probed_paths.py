@@ -56,6 +56,7 @@ def test_what_is_written_is_read_again(path: Probed) -> None:
     [
         b"", b"null", b"[]", b"\xff", without("alpha_s"), without("v"), changed(v=2), changed(more=1),
         changed(alpha_s=-1e-6), changed(alpha_s="1"), changed(s_per_byte=0), changed(s_per_byte=1e300),
+        changed(s_per_byte=6e-309), changed(s_per_byte=1e-17),
         changed(split_bytes=1e6, late_s_per_byte=0), changed(src_hosts=[]), changed(src_hosts=[""]),
         changed(dst_hosts=["h"] * 17), changed(transport="t" * 201), changed(met="yes"), changed(moves=-1),
         changed(verdict="v" * 1001), changed(seen_s=1e12), changed(first_contact_s=1e7),
