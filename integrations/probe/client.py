@@ -1,5 +1,6 @@
 """An agent as `kvferry probe run` talks to it."""
 
+import errno
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from kvferry.integrations.probe.messages import (
 )
 from kvferry.models.paths.sample import Sample
 
-__all__ = ["Agent", "AgentError"]
+__all__ = ["Agent", "AgentError", "AgentUnreached"]
 
 CONNECT_S = 5.0
 DESCRIBE_S = 60.0  # it loads libraries
@@ -28,13 +29,16 @@ OPEN_S = 120.0  # it registers memory
 CLOSE_S = 30.0
 # Beyond a move's own deadline: another probe's move may be waited for.
 PATIENCE_S = 60.0
-SHOWN_CHARACTERS = 200
 UNREADABLE = msgspec.DecodeError, RecursionError  # the latter: nested too deeply
 T = TypeVar("T")
 
 
 class AgentError(RuntimeError):
     """An agent that cannot be reached, or that says no; the message names it and says why."""
+
+
+class AgentUnreached(AgentError):
+    """Nobody accepts connections at its address."""
 
 
 class Agent:
@@ -85,7 +89,9 @@ class Agent:
         try:
             return msgspec.json.decode(raw, type=kind)
         except UNREADABLE as error:
-            raise AgentError(f"{self.address} is no probe agent of this version: {error}") from error
+            raise AgentError(
+                f"{self.address} is no probe agent, or one of another version: {error}"
+            ) from error
 
     @asynccontextmanager
     async def _request(
@@ -100,8 +106,14 @@ class Agent:
                 if answer.status >= 400:
                     raise AgentError(self._why(answer.status, await answer.read()))
                 yield answer
+        except aiohttp.ConnectionTimeoutError as error:
+            raise AgentUnreached(f"{self.address} does not answer") from error
         except TimeoutError as error:
             raise AgentError(f"{self.address} does not answer") from error
+        except aiohttp.ClientConnectorError as error:
+            if error.os_error.errno == errno.ECONNREFUSED:
+                raise AgentUnreached(f"{self.address} refuses connections") from error
+            raise AgentUnreached(f"{self.address}: {error.os_error.strerror or error}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise AgentError(f"{self.address}: {error or type(error).__name__}") from error
 
@@ -109,7 +121,7 @@ class Agent:
         try:
             return f"{self.address}: {msgspec.json.decode(raw, type=Failure).error.message}"
         except UNREADABLE:
-            return f"{self.address} is no probe agent: {status} {raw[:SHOWN_CHARACTERS]!r}"
+            return f"{self.address} is no probe agent: it answers with status {status}"
 
     def _sample(self, line: bytes) -> Sample:
         try:

@@ -20,7 +20,7 @@ RDMA_DEVICES = Path("/sys/class/infiniband")
 LIBRARIES = ("kvferry", "mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda", "nixl", "torch")
 
 
-def describe(name: str | None = None) -> Described:
+def describe(name: str | None = None, agent_id: str = "") -> Described:
     """Blocking: loads each transport once. `name`: of this host, by default its own."""
     return Described(
         name=name or socket.gethostname(),
@@ -31,6 +31,7 @@ def describe(name: str | None = None) -> Described:
         rdma_devices=tuple(sorted(path.name for path in _inside(RDMA_DEVICES))),
         transports={transport: why_not(transport) for transport in names()},
         versions={"python": platform.python_version(), **_versions()},
+        agent_id=agent_id,
     )
 
 

@@ -23,7 +23,8 @@ HostName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]  # as the 
 
 class Described(msgspec.Struct, frozen=True):
     """`host_id` is one for all processes under one kernel. `transports`: why one does not load, "" where it
-    does. `versions`: of kvferry, Python, and the libraries that are installed."""
+    does. `versions`: of kvferry, Python, and the libraries that are installed. `agent_id`: another one for
+    every agent that was started."""
 
     name: HostName
     host_id: str
@@ -33,6 +34,7 @@ class Described(msgspec.Struct, frozen=True):
     rdma_devices: tuple[str, ...]
     transports: dict[str, str]
     versions: dict[str, str]
+    agent_id: str = ""
 
 
 class Open(msgspec.Struct, frozen=True):

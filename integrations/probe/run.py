@@ -15,7 +15,7 @@ from kvferry.integrations.probe.messages import Described, Open, Opened
 from kvferry.integrations.probe.path import Path, Scope
 from kvferry.integrations.transports.registry import names
 
-__all__ = ["Progress", "Scope", "probe"]
+__all__ = ["Progress", "Scope", "loaded", "once_each", "probe"]
 
 log = logging.getLogger("kvferry.probe")
 
@@ -44,11 +44,13 @@ async def probe(
     token: str | None = None,
     device: str = "cpu",
     progress: Callable[[Progress], None] = lambda _: None,
+    done: Callable[[Measured], None] = lambda _: None,
 ) -> list[Measured]:
     """Measure every ordered pair of `agents` (host:port), one after the other, transport by transport.
 
     `transports`: by default all but "local" that at least one agent loads. What goes wrong with a pair is its
-    `Measured.error`. ValueError for fewer than two agents, one twice, or an unknown transport.
+    `Measured.error`; `done` is told of each path when it was measured. ValueError for fewer than two agents,
+    one twice, though by two addresses, or an unknown transport.
     """
     if unknown := sorted(set(transports or ()) - set(names())):
         raise ValueError(f"no transport {unknown[0]!r}: there are {', '.join(names())}")
@@ -58,9 +60,11 @@ async def probe(
         known = [Agent(http, address, token) for address in agents]
         found = await asyncio.gather(*(_described(agent) for agent in known))
         described = dict(zip(known, found, strict=True))
-        chosen = transports or _loaded(found)
+        told = [(agent.address, one) for agent, one in described.items() if isinstance(one, Described)]
+        once_each(dict(told))
+        chosen = transports or loaded([one for _, one in told])
         run = _Run(
-            described, scope or Scope(), device, progress, len(chosen) * len(agents) * (len(agents) - 1)
+            described, scope or Scope(), device, progress, done, len(chosen) * len(agents) * (len(agents) - 1)
         )
         return [measured for transport in chosen for measured in await run.over(transport)]
 
@@ -72,10 +76,12 @@ class _Run:
         scope: Scope,
         device: str,
         progress: Callable[[Progress], None],
+        done: Callable[[Measured], None],
         paths: int,
     ) -> None:
         self._agents, self._scope, self._device = agents, scope, device
-        self._progress, self._paths, self._path = progress, paths, 0
+        self._progress, self._done = progress, done
+        self._paths, self._path = paths, 0
         told = Counter(found.name for found in agents.values() if isinstance(found, Described))
         self._names = {
             agent: agent.address if isinstance(found, str) or told[found.name] > 1 else found.name
@@ -91,6 +97,7 @@ class _Run:
             for src, dst in permutations(self._agents, 2):
                 self._path += 1
                 found.append(await self._pair(src, dst, transport, sessions))
+                self._done(found[-1])
         finally:
             settled = len(found) == len(sessions) * (len(sessions) - 1) and not any(
                 one.error for one in found
@@ -166,16 +173,19 @@ async def _described(agent: Agent) -> Described | str:
         return str(error)
 
 
-def _loaded(found: Sequence[Described | str]) -> tuple[str, ...]:
-    loaded = {
-        name
-        for one in found
-        if isinstance(one, Described)
-        for name, why_not in one.transports.items()
-        if not why_not
-    }
+def loaded(found: Sequence[Described]) -> tuple[str, ...]:
+    """The transports that are measured by default: all but "local" that at least one agent loads."""
+    able = {name for one in found for name, why_not in one.transports.items() if not why_not}
     between = [name for name in names() if name != WITHIN_A_HOST]
-    return tuple(name for name in between if name in loaded) or tuple(between)
+    return tuple(name for name in between if name in able) or tuple(between)
+
+
+def once_each(told: Mapping[str, Described]) -> None:
+    """ValueError where two addresses reach one agent: its moves to itself would be no path."""
+    by_agent: dict[str, str] = {}
+    for address, one in told.items():
+        if one.agent_id and (other := by_agent.setdefault(one.agent_id, address)) != address:
+            raise ValueError(f"{other} and {address} are one agent ({one.name}): give each once")
 
 
 async def _end(agent: Agent, opened: Opened, settled: bool) -> None:

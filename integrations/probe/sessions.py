@@ -56,14 +56,16 @@ class Sessions:
         """Raises ApiError where that is more memory than there is, and what `Session` raises."""
         if asked.nbytes > self._memory_bytes:
             raise ApiError(
-                f"{asked.nbytes} bytes are more than this agent gives ({self._memory_bytes})",
+                f"moves of {_mib(asked.nbytes)} are more than this agent gives ({_mib(self._memory_bytes)}): "
+                "start it with a larger --memory-mib, or probe with a smaller --largest-mib",
                 status=400,
                 kind="invalid_request_error",
                 param="nbytes",
             )
         if self.taken_bytes + asked.nbytes > self._memory_bytes:
             raise ApiError(
-                f"{self.taken_bytes} of {self._memory_bytes} bytes are taken by other probes: try later",
+                f"{_mib(self.taken_bytes)} of {_mib(self._memory_bytes)} are taken by other probes: "
+                "try later, start it with a larger --memory-mib, or probe with a smaller --largest-mib",
                 status=503,
             )
         # Shielded: of whoever asked and went away, the session must still be known to be closed.
@@ -133,3 +135,7 @@ class Sessions:
                 if not self.in_use(name) and now_s - held.used_s > self._idle_s:
                     log.info("session %s: unused for %.0f s, closed", name, self._idle_s)
                     await self.end(name, settled=False)
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.4g} MiB"

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -58,6 +59,7 @@ class Views:
 
     def __init__(self, sessions: Sessions, name: str | None, advertise: str | None) -> None:
         self._sessions, self._name, self._advertise = sessions, name, advertise
+        self._id = secrets.token_hex(8)
         # Moves of two probes at once would measure each other.
         self._moving = asyncio.Lock()
 
@@ -70,12 +72,17 @@ class Views:
         app.router.add_delete("/v1/sessions/{id}", self.end)
 
     async def agent(self, _: web.Request) -> web.Response:
-        return _json(await asyncio.to_thread(describe, self._name))
+        return _json(await asyncio.to_thread(describe, self._name, self._id))
 
     async def open(self, request: web.Request) -> web.Response:
         asked = await _body(request, Open)
         async with self._moving:  # opening takes the processor from moves
             session = await self._sessions.open(asked, self._host(request))
+        mib = asked.nbytes / 2**20
+        log.info(
+            "session %s: %s measures over %s with %.4g MiB on %s",
+            session.name, request.remote, asked.transport, mib, asked.device,
+        )  # fmt: skip
         return _json(session.opened)
 
     async def connect(self, request: web.Request) -> web.Response:

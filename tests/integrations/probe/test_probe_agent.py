@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kvferry.integrations.probe import agent, sessions
-from kvferry.integrations.probe.client import Agent, AgentError
+from kvferry.integrations.probe.client import Agent, AgentError, AgentUnreached
 from kvferry.integrations.probe.messages import Connect, Described, Open, Wanted
 from kvferry.integrations.probe.registration import line
 from kvferry.integrations.probe.session import Session
@@ -262,3 +262,41 @@ async def test_an_agent_that_waits_takes_under_2_percent_of_a_core(start, http, 
         if shares[-1] < IDLE_SHARE:
             return
     pytest.fail(f"shares of a core: {shares}")
+
+
+async def test_what_is_no_agent_is_not_quoted(http):
+    page = b"<!DOCTYPE html><title>nginx</title>"
+
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(AgentError) as raised:
+            await Agent(http, f"127.0.0.1:{port}").describe()
+    assert str(raised.value) == f"127.0.0.1:{port} is no probe agent: it answers with status 404"
+    with pytest.raises(AgentUnreached) as refused:
+        await Agent(http, f"127.0.0.1:{port}").describe()
+    assert str(refused.value) == f"127.0.0.1:{port} refuses connections"
+
+
+async def test_too_much_memory_is_told_in_units_and_flags_of_the_commands(http):
+    async with agent.running("127.0.0.1", 0, memory_bytes=4 * MIB) as port:
+        client = Agent(http, f"127.0.0.1:{port}")
+        with pytest.raises(AgentError, match=r"5 MiB .* gives \(4 MiB\).*--memory-mib.*--largest-mib"):
+            await client.open(Open("local", 5 * MIB))
+        await client.open(Open("local", 3 * MIB))
+        with pytest.raises(AgentError, match=r"3 MiB of 4 MiB are taken.*--memory-mib.*--largest-mib"):
+            await client.open(Open("local", 2 * MIB))
+
+
+async def test_the_log_says_who_measures_what(http, caplog):
+    caplog.set_level(logging.INFO, "kvferry.probe")
+    async with agent.running("127.0.0.1", 0, token="s3cret") as port:
+        opened = await Agent(http, f"127.0.0.1:{port}", "s3cret").open(Open("local", 3 * MIB))
+    (line,) = [one.getMessage() for one in caplog.records if opened.session in one.getMessage()]
+    assert line == f"session {opened.session}: 127.0.0.1 measures over local with 3 MiB on cpu"
+    assert "s3cret" not in caplog.text

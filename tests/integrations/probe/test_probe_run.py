@@ -95,3 +95,24 @@ async def test_agents_that_nobody_reaches_are_told_of_without_transports_to_ask_
     found = await probe(["127.0.0.1:1", "127.0.0.1:2"])
     assert found
     assert all(one.error for one in found)
+
+
+async def test_each_path_is_told_when_it_is_measured(start):
+    hosts = [start(name) for name in ("a", "b")]
+    told, moves = [], []
+    found = await probe(
+        [host.address for host in hosts],
+        ["local"],
+        scope=SMALL,
+        progress=lambda now: moves.append((now.path, len(told))),
+        done=told.append,
+    )
+    assert told == found
+    assert {before for path, before in moves if path == 2} == {1}
+
+
+async def test_one_agent_by_two_addresses_is_no_pair(start):
+    host = start("a")
+    port = host.address.rpartition(":")[2]
+    with pytest.raises(ValueError, match=f"{host.address} and localhost:{port} are one agent"):
+        await probe([host.address, f"localhost:{port}"], ["local"], scope=SMALL)
