@@ -78,7 +78,11 @@ class Executor(ABC):
                 self._disconnect(old)
         # Without the lock: a peer that does not answer must not hold up moves to others.
         started_s = time.monotonic()
-        self._connect(peer)
+        try:
+            self._connect(peer)
+        except Exception:
+            self._open()  # or it failed for that only
+            raise
         peer.contact_s = time.monotonic() - started_s
         with self._lock:
             if (old := self._peers.pop(peer_name, None)) is not None or self._closed:

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 ENGINE_TIMEOUT_S = 5  # the least that Mooncake takes
 CONTACT_S = 5.0
+ADDRESS_DIGITS = 19
 STUCK_S = 2.0
 MAX_STUCK = 2
 
@@ -84,14 +85,19 @@ class Mooncake(Executor):
     def _connect(self, peer: RemotePeer) -> None:
         if not self._listens(peer):
             raise PeerGone(f"{peer.name}: nobody listens at {peer.metadata.session}")
-        if not peer.metadata.blob.isdigit():
+        if not peer.metadata.blob.isdigit() or len(peer.metadata.blob) > ADDRESS_DIGITS:
             raise Refused(f"{peer.name}: its metadata names no address to read")
         # An engine that meets a stopped peer stands still for a minute, for other peers as well: one that
         # nobody needs goes first, and is kept: all of Python waits for the second that an engine's end takes.
-        engine = self._scouts.pop() if self._scouts else self._engine(spare=True)
+        with self._lock:
+            engine = self._scouts.pop() if self._scouts else None
+        engine = engine or self._engine(spare=True)
         self._leave(peer, self._met(peer, engine))
-        self._scouts.append(engine)
-        self._lanes[peer] = self._met(peer, self._first)
+        with self._lock:
+            self._open()
+            self._scouts.append(engine)
+            first = self._first
+        self._lanes[peer] = self._met(peer, first)
 
     def _met(self, peer: RemotePeer, engine: Any) -> Lane:
         lane = self._lane(peer, engine)

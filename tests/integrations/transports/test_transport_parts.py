@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.integrations.transports.base import Batch, Region
-from kvferry.integrations.transports.errors import BadRange, Missing, Refused
+from kvferry.integrations.transports.errors import BadRange, Missing, PeerGone, Refused
+from kvferry.integrations.transports.local import Local
 from kvferry.integrations.transports.metadata import PeerMetadata, RegionMetadata, decode, encode
 from kvferry.integrations.transports.move import cut
 from kvferry.integrations.transports.quarantine import Quarantine
@@ -155,3 +156,26 @@ def test_a_missing_library_says_in_one_line_what_to_install(name, module, monkey
 def test_an_unknown_transport_names_those_there_are():
     with pytest.raises(Refused, match=", ".join(names())):
         open_transport("carrier-pigeon", "a")
+
+
+class Stumbles(Local):
+    """Its library is taken away, where that is asked for, while it meets a peer."""
+
+    def __init__(self, closes: bool) -> None:
+        super().__init__("stumbles")
+        self._closes = closes
+
+    def _connect(self, peer):
+        if self._closes:
+            self.close()
+        raise PeerGone("what it had is None")
+
+
+@pytest.mark.parametrize(("closes", "error", "why"), [(True, Refused, "closed"), (False, PeerGone, "None")])
+def test_who_connects_while_the_transport_is_closed_hears_of_that(closes, error, why):
+    memory = np.zeros(64, np.uint8)
+    transport = Stumbles(closes)
+    metadata = transport.register((Region(memory.ctypes.data, memory.size),))
+    with pytest.raises(error, match=why):
+        transport.connect("peer", metadata)
+    transport.close()
