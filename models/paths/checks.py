@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 
 from kvferry.models.paths.curve import Curve
+from kvferry.models.paths.looks import crosses_hosts
 from kvferry.policy.link import PathClass
+
+# What of a path can fall short.
+RATE, START, PIECES = "rate", "start", "pieces"
 
 LINE = "the negotiated line rate (ibstat, ethtool)"
 PCIE = "the NIC's PCIe width and generation (lspci -vv, LnkSta)"
@@ -14,9 +18,13 @@ NVLINK = "that NVLink is up (nvidia-smi nvlink -s) and peers can access each oth
 P2P = "peer access over PCIe (nvidia-smi topo -p2p r; IOMMU and ACS)"
 CMA = "that UCX_TLS has cma and ptrace is allowed (kernel.yama.ptrace_scope)"
 TOUCH = "that the pools are touched before the first move"
-STREAMS = "MTU and streams per peer and whether one core is busy with copying"
+COPIES = "whether one core is busy with copying"
+STREAMS = f"MTU and streams per peer and {COPIES}"
 SHAPER = "for a shaper or a rate limit: the first bytes go faster than the rest"
-PIECES = "that neighbouring pages are coalesced and posted in one batch"
+FEW_PIECES = (
+    "for busy cores: each piece is the transport's own work, so layouts of few large pieces (larger pages,"
+    " the same TP on both sides) move faster"
+)
 CROSSES = "that the bytes cross this path and not another device or this host's memory"
 BUSY = "that nothing else runs on the hosts and the path"
 
@@ -43,28 +51,29 @@ def checks(
     curve: Curve,
     claimed: PathClass,
     looks: Sequence[str],
+    short: Sequence[str],
     *,
-    slow: bool,
-    late: bool,
-    pieces: bool,
-    fast: bool,
+    astray: bool,
 ) -> tuple[str, ...]:
-    """The likeliest first. `looks`: kinds that the path looks like; `slow`, `late`, `pieces`: which of
-    bandwidth, start and descriptors fall short; `fast`: the bandwidth is above what the class can do."""
-    found = [CROSSES] if fast else []
+    """The likeliest first. `looks`: kinds that the path looks like; `short`: which of RATE, START and PIECES
+    fall short; `astray`: faster than the class can be, as something else is."""
+    found = [CROSSES] if astray else []
+    slow = RATE in short
     if slow and curve.two_regimes and curve.first_beta_bytes_per_s > SHAPED * curve.beta_bytes_per_s:
         found.append(SHAPER)
+    loopback = claimed.kind == "tcp" and not crosses_hosts(claimed)
+    its_own = (COPIES, TOUCH) if loopback else _SLOW.get(claimed.kind, (BUSY,))
     for kind in looks if slow else ():
         if kind == claimed.kind:
-            found += _SLOW.get(kind, ())
+            found += its_own
         elif kind == "tcp":
             found += _OVER_TCP.get(claimed.kind, ())
         elif kind in ("rdma_host", "pcie"):
             found += _BOUNCED.get(claimed.kind, ())
     if slow:
-        found += _SLOW.get(claimed.kind, (BUSY,))
-    if pieces:
-        found.append(PIECES)
-    if slow or late or not found:
+        found += its_own
+    if PIECES in short:
+        found.append(FEW_PIECES)
+    if slow or START in short:
         found.append(BUSY)
     return tuple(dict.fromkeys(found))

@@ -6,28 +6,37 @@ from collections.abc import Iterable, Mapping
 from kvferry.models.paths.curve import Curve
 from kvferry.policy.link import PathClass
 
-# What the logarithms of the three ratios count; bandwidth within a class's range is hardly off.
-IN_RANGE = 0.2
+# What the logarithms of the three ratios count; bandwidth within a class's range counts as less off.
+IN_RANGE = 0.6
 START = 0.3
 POSTING = 0.3
 # Differences below these are the machine's, not the path's.
 SMALL_ALPHA_S = 5e-6
 SMALL_GAMMA_S = 0.2e-6
-# A class explains a bandwidth down to this share of its lowest, and up to so many times its highest.
+# What a descriptor costs over TCP is the library's, not the network's: up to 25 us with Mooncake (measured,
+# `loopback_tcp_mooncake`).
+TCP_GAMMA_S = 25e-6
+# A class explains a bandwidth down to this share of its lowest, and up to so many times its highest; it is
+# named for one only when its typical bandwidth is at most so many times as high.
 LEAST_SHARE = 0.5
 MOST_TIMES = 1.25
+NAMED_TIMES = 2.0
+# Kinds with a class whose range holds the bandwidth, or nearly so, go first.
+NEARLY = 0.8
 ONE_HOST_KINDS = ("nvlink", "pcie", "shared_memory")
 
 
 def distance(curve: Curve, path: PathClass, units: int = 1) -> float:
     """How far the figures are from those of a class, in weighted logarithms; 0 for its own."""
     own = Curve.of(path, units)
-    lanes = path.beta_bytes_per_s * own.s_per_byte
-    beta = curve.beta_bytes_per_s * lanes
+    beta = _per_unit(curve, path, units)
     within = min(max(beta, path.beta_low_bytes_per_s), path.beta_high_bytes_per_s)
     off = _apart(beta, within) + IN_RANGE * _apart(within, path.beta_bytes_per_s)
     start = _apart(curve.alpha_s + SMALL_ALPHA_S, own.alpha_s + SMALL_ALPHA_S)
-    posting = _apart(curve.last_gamma_s + SMALL_GAMMA_S, own.gamma_s + SMALL_GAMMA_S)
+    gamma_s = own.gamma_s
+    if path.kind == "tcp":
+        gamma_s = min(max(curve.last_gamma_s, gamma_s), max(gamma_s, TCP_GAMMA_S))
+    posting = _apart(curve.last_gamma_s + SMALL_GAMMA_S, gamma_s + SMALL_GAMMA_S)
     return off + START * start + POSTING * posting
 
 
@@ -51,13 +60,28 @@ def best(curve: Curve, paths: Iterable[PathClass], units: int = 1) -> PathClass:
 
 
 def kinds(curve: Curve, paths: Iterable[PathClass], units: int = 1, most: int = 2) -> tuple[str, ...]:
-    """Kinds with a class that explains the bandwidth, the nearest first; empty where none does."""
-    found: dict[str, float] = {}
+    """Kinds with a class that explains the bandwidth: those whose range holds it first, then the nearest;
+    empty where none does."""
+    found: dict[str, tuple[bool, float]] = {}
     for path in paths:
-        beta = curve.beta_bytes_per_s * path.beta_bytes_per_s * Curve.of(path, units).s_per_byte
+        beta = _per_unit(curve, path, units)
         if LEAST_SHARE * path.beta_low_bytes_per_s <= beta <= MOST_TIMES * path.beta_high_bytes_per_s:
-            found[path.kind] = min(found.get(path.kind, math.inf), distance(curve, path, units))
+            rank = beta < NEARLY * path.beta_low_bytes_per_s, distance(curve, path, units)
+            found[path.kind] = min(found.get(path.kind, rank), rank)
     return tuple(sorted(found, key=lambda kind: found[kind])[:most])
+
+
+def named(curve: Curve, path: PathClass, units: int = 1) -> bool:
+    """Whether to say that a path looks like this class: its range nearly holds the bandwidth, and what is
+    typical of it is not far above."""
+    beta = _per_unit(curve, path, units)
+    held = NEARLY * path.beta_low_bytes_per_s <= beta <= MOST_TIMES * path.beta_high_bytes_per_s
+    return held and path.beta_bytes_per_s <= NAMED_TIMES * beta
+
+
+def _per_unit(curve: Curve, path: PathClass, units: int) -> float:
+    """Lasting bandwidth of one of the units that a class counts."""
+    return curve.beta_bytes_per_s * path.beta_bytes_per_s * Curve.of(path, units).s_per_byte
 
 
 def _apart(a: float, b: float) -> float:

@@ -4,11 +4,16 @@ import math
 from dataclasses import dataclass
 
 from kvferry.models.paths.change import Changed
+from kvferry.models.paths.curve import Curve
 from kvferry.models.paths.fit import Fit
 from kvferry.models.paths.judge import Judgement
+from kvferry.models.paths.words import gb_s, size, us
 
 # Beyond this a straight line says little.
 POOR = 0.3
+# Another rate beyond a split is told of when KV is moved in that sizes, and rates or times differ so much.
+MATTERS_BYTES = 2**20
+MATTERS_TIMES = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,8 @@ def report(
     parts = [judgement.verdict, *([change.words] if change else [])]
     if fitted.median_error > POOR:
         parts.append(f"the fit errs {fitted.median_error:.0%}")
-    elif curve.two_regimes:
-        mib = curve.split_bytes / 2**20
-        parts.append(f"moves above {mib:.3g} MiB go by other numbers")
+    else:
+        parts += _regimes(curve)
     return PathReport(
         src,
         dst,
@@ -65,3 +69,17 @@ def report(
         claimed_class=judgement.claimed_class,
         verdict="; ".join(parts),
     )
+
+
+def _regimes(curve: Curve) -> list[str]:
+    """How large moves differ from small ones, where that matters."""
+    if not curve.two_regimes or curve.split_bytes < MATTERS_BYTES:
+        return []
+    told, first, last = [], curve.first_beta_bytes_per_s, curve.beta_bytes_per_s
+    if max(first, last) > MATTERS_TIMES * min(first, last):
+        why = " (a shaper's burst or a cache)" if first > last else ""
+        at = f"at {gb_s(first)}" if math.isfinite(first) else "at once"
+        told.append(f"the first {size(curve.split_bytes)} of a move go {at}{why}, the rest at {gb_s(last)}")
+    if curve.jump_s > (MATTERS_TIMES - 1.0) * curve.predict(curve.split_bytes):
+        told.append(f"moves above {size(curve.split_bytes)} take {us(curve.jump_s)} more")
+    return told

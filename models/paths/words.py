@@ -16,6 +16,7 @@ _BELOW = {
     1 / 10: "a tenth",
 }
 SAME = 0.1
+KIB = 1024.0
 KIND_WORDS = {
     "nvlink": "nvlink",
     "rdma_gpudirect": "rdma with GPUDirect",
@@ -43,6 +44,20 @@ def share(ratio: float) -> str:
 def gb_s(bytes_per_s: float) -> str:
     """A bandwidth in GB/s (1e9 bytes), two digits of it."""
     return f"{bytes_per_s / 1e9:.2g} GB/s" if bytes_per_s < 99e9 else f"{bytes_per_s / 1e9:.0f} GB/s"
+
+
+def gb_s_range(low_bytes_per_s: float, high_bytes_per_s: float) -> str:
+    """A class's bandwidths: "0.5 to 10 GB/s"."""
+    return f"{gb_s(low_bytes_per_s).removesuffix(' GB/s')} to {gb_s(high_bytes_per_s)}"
+
+
+def size(count: float) -> str:
+    """Bytes in KiB, MiB or GiB, two digits of them."""
+    for unit in ("KiB", "MiB"):
+        count /= KIB
+        if count < KIB - 0.5:
+            return f"{count:.2g} {unit}" if count < 99.5 else f"{count:.0f} {unit}"
+    return f"{count / KIB:.2g} GiB"
 
 
 def us(seconds: float) -> str:
