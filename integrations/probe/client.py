@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
 
 from kvferry.integrations.probe.messages import (
     Connect,
@@ -19,6 +20,7 @@ from kvferry.integrations.probe.messages import (
     Opened,
     Wanted,
 )
+from kvferry.integrations.probe.moves import ROUNDS
 from kvferry.models.paths.sample import Sample
 
 __all__ = ["Agent", "AgentError", "AgentUnreached"]
@@ -69,8 +71,11 @@ class Agent:
         widest = max(each.concurrency for each in wanted)
         silence_s = 3.0 * deadline_s * widest + PATIENCE_S  # moves at once are told when all are done
         path = f"/v1/sessions/{session}/moves"
+        most, told = sum(each.concurrency for each in wanted) * ROUNDS, 0
         async with self._request("POST", path, asked, sock_read=silence_s) as answer:
             async for line in answer.content:
+                if (told := told + 1) > most:
+                    raise AgentError(f"{self.address} tells of more moves than it was asked for")
                 yield self._sample(line)
 
     @asynccontextmanager
@@ -114,7 +119,7 @@ class Agent:
             if error.os_error.errno == errno.ECONNREFUSED:
                 raise AgentUnreached(f"{self.address} refuses connections") from error
             raise AgentUnreached(f"{self.address}: {error.os_error.strerror or error}") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, HttpProcessingError, OSError) as error:  # the second: a line without end
             raise AgentError(f"{self.address}: {error or type(error).__name__}") from error
 
     def _why(self, status: int, raw: bytes) -> str:

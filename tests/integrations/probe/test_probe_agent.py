@@ -10,7 +10,7 @@ import pytest
 
 from kvferry.integrations.probe import agent, sessions
 from kvferry.integrations.probe.client import Agent, AgentError, AgentUnreached
-from kvferry.integrations.probe.messages import Connect, Described, Open, Wanted
+from kvferry.integrations.probe.messages import Connect, Described, Line, Moved, Open, Wanted
 from kvferry.integrations.probe.registration import line
 from kvferry.integrations.probe.session import Session
 
@@ -212,6 +212,37 @@ async def test_without_the_token_nothing_is_told_and_it_is_never_logged(http, ca
         assert (await Agent(http, address, "s3cret-token").describe()).cores
     assert "s3cret-token" not in caplog.text
     assert "wr0ng-token" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("piece", "why"),
+    [
+        (msgspec.json.encode(Line(Moved(1, 1, 1.0, 1))) + b"\n", "more moves than it was asked for"),
+        (b"x" * 65536, "Got more than"),
+    ],
+)
+async def test_an_agent_that_never_ends_is_not_heard_to_the_end(http, piece, why):
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        try:
+            while True:
+                writer.write(piece)
+                await writer.drain()
+        except ConnectionError:
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    client = Agent(http, f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+    async def hear():
+        async for _ in client.moves("s", "p", [Wanted(4096)], 10.0):
+            pass
+
+    with pytest.raises(AgentError, match=why):
+        await asyncio.wait_for(hear(), 30.0)
+    server.close()
+    await server.wait_closed()
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201])
