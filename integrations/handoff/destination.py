@@ -169,13 +169,17 @@ class Destination:
                 time.sleep(0.1)
                 continue
             with self._lock:
-                if len(self._incoming) < MOST_CONNECTIONS:
-                    wake = self._transport.notices  # of which no one sends any here
-                    self._incoming.add(
-                        Incoming(channel, self._own, self._welcome, self._rooms, wake, self._ended)
-                    )
-                    continue
-            log.warning("refused a connection: there are %d", MOST_CONNECTIONS)
+                connections = len(self._incoming)
+                try:
+                    if connections < MOST_CONNECTIONS:
+                        wake = self._transport.notices  # of which no one sends any here
+                        self._incoming.add(
+                            Incoming(channel, self._own, self._welcome, self._rooms, wake, self._ended)
+                        )
+                        continue
+                except RuntimeError as error:  # no thread is to be had
+                    log.warning("a connection: %s", error)
+            log.warning("refused a connection: there are %d", connections)
             channel.close()
 
     def _ended(self, incoming: Incoming) -> None:

@@ -991,6 +991,21 @@ def test_a_connection_that_breaks_the_protocol_ends_with_its_moves(stage, what):
     assert stage.pages() == QUARANTINED
 
 
+def test_without_a_thread_for_it_a_connection_is_refused_and_the_next_is_not(stage, monkeypatch):
+    start = threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name == "kvferry-handoff-in":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(PeerGone):
+            stage.source()
+    assert isinstance(stage.source().welcome, m.Welcome)
+
+
 def test_what_cannot_be_expected(stage):
     expect = stage.destination.expect
     stage.expect()
