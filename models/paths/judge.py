@@ -64,7 +64,7 @@ def judge(
     short = _short(curve, claimed, own)
     fast = ratio * claimed.beta_bytes_per_s > TOO_FAST * claimed.beta_high_bytes_per_s
     # Faster than others of its kind is no fault.
-    astray = fast and nearest.kind != claimed.kind and named(curve, nearest, units)
+    astray = fast and nearest.kind != claimed.kind
     other = astray or (RATE in short and nearest is not claimed)
     looks = kinds(curve, [path for path in paths if path is not claimed], units) if other else ()
     todo = checks(curve, claimed, looks, short, astray=astray) if short or astray else ()

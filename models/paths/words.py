@@ -41,6 +41,11 @@ def share(ratio: float) -> str:
     return f"{_BELOW[min(_BELOW, key=lambda known: abs(math.log(ratio / known)))]} of"
 
 
+def percent(ratio: float) -> str:
+    """A ratio as a percentage, two digits of it below 10%."""
+    return f"{100.0 * ratio:.2g}%" if ratio < 0.095 else f"{ratio:.0%}"
+
+
 def gb_s(bytes_per_s: float) -> str:
     """A bandwidth in GB/s (1e9 bytes), two digits of it."""
     return f"{bytes_per_s / 1e9:.2g} GB/s" if bytes_per_s < 99e9 else f"{bytes_per_s / 1e9:.0f} GB/s"
