@@ -42,21 +42,33 @@ class Channel(Generic[Incoming]):
         self._receiving = threading.Lock()
         self._closed = False
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, patience_s: float | None = None) -> None:
         """Raises `PeerGone` where the connection is gone or the peer has stopped reading it, `Refused` for
-        a message above `FRAME_BYTES`; nothing is sent then and the connection stays good."""
-        with self._sending:
+        a message above `FRAME_BYTES`; nothing is sent then and the connection stays good.
+
+        `patience_s`: who sends will not wait for longer until a peer that has left the socket's buffer full
+        reads on; the connection ends then.
+        """
+        if not self._sending.acquire(timeout=-1.0 if patience_s is None else patience_s):
+            self._shut()  # which wakes who waits in there
+            raise PeerGone(f"the connection is gone: it took nothing for {patience_s:g} s")
+        try:
             body = self._encoder.encode(message)
             if len(body) > FRAME_BYTES:
                 raise Refused(f"a {type(message).__name__} of {len(body)} bytes, at most {FRAME_BYTES} go")
             if self._closed:
                 raise PeerGone("this connection is closed")
+            if patience_s is not None and not self._polled(select.POLLOUT, patience_s):
+                self._shut()
+                raise PeerGone(f"the connection is gone: it took nothing for {patience_s:g} s")
             try:
                 self._socket.sendall(LENGTH.pack(len(body)) + body)
             except OSError as error:
                 # Part of the frame may be out: nothing that follows could be read.
                 self._shut()
                 raise PeerGone(f"the connection is gone: {_told(error)}") from error
+        finally:
+            self._sending.release()
 
     def receive(self, deadline_s: float | None = None) -> Incoming:
         """The next message, waited for at most `deadline_s` seconds (None: as long as it takes).
@@ -97,17 +109,19 @@ class Channel(Generic[Incoming]):
 
     def _more(self, end_s: float | None) -> bytes:
         try:
-            if end_s is not None:
-                poll = select.poll()
-                poll.register(self._socket, select.POLLIN)
-                if not poll.poll(max(0.0, end_s - time.monotonic()) * 1e3):
-                    raise DeadlinePassed("no answer before the deadline")
+            if end_s is not None and not self._polled(select.POLLIN, max(0.0, end_s - time.monotonic())):
+                raise DeadlinePassed("no answer before the deadline")
             more = self._socket.recv(64 * 1024)
         except (OSError, ValueError) as error:  # ValueError: poll on a socket that was closed
             raise PeerGone(f"the connection is gone: {_told(error)}") from error
         if not more:
             raise PeerGone("this connection is closed" if self._closed else "the peer closed the connection")
         return more
+
+    def _polled(self, what: int, wait_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, what)
+        return bool(poll.poll(wait_s * 1e3))
 
     def _shut(self) -> None:
         self._closed = True

@@ -15,6 +15,9 @@ __all__ = ["Guest"]
 
 log = logging.getLogger(__name__)
 
+# Owners whose deadline is over tell the source themselves: one that reads nothing must not hold them up.
+PATIENCE_S = 0.25
+
 
 @dataclass(slots=True, eq=False)
 class Guest:
@@ -59,6 +62,6 @@ class Guest:
         """Send, or do nothing where that cannot be: its own thread notices a connection that is gone, and a
         source that is not answered has its own deadline."""
         try:
-            self.channel.send(message)
+            self.channel.send(message, PATIENCE_S)
         except TransportError as error:
             log.info("%s: %s not sent: %s", self.agent, type(message).__name__, error)

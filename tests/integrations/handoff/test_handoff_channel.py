@@ -1,5 +1,6 @@
 """Messages over one connection: whole or not at all, and nobody waits for ever."""
 
+import contextlib
 import socket
 import struct
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from kvferry.integrations.handoff import channel as channels
 from kvferry.integrations.handoff import messages as m
-from kvferry.integrations.handoff.channel import Channel, connect
+from kvferry.integrations.handoff.channel import SEND_TIMEOUT_S, Channel, connect
 from kvferry.integrations.transports.errors import DeadlinePassed, PeerGone, Refused
 from kvferry.models.moves.pool_spec import PoolSpec
 from kvferry.policy.layout import LayoutOrder
@@ -255,3 +256,30 @@ def test_a_host_that_is_gone_would_be_noticed(raw_and_channel):
     probes = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
     assert idle_s + between_s * probes <= 15
     assert 0 < held.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 15_000
+
+
+def test_who_has_no_patience_ends_a_connection_that_another_waits_for():
+    ours, theirs = socket.socketpair()
+    channel: Channel[Any] = Channel(ours, m.ToDestination)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send(bytes(65536), socket.MSG_DONTWAIT)
+    ended = []
+
+    def patient() -> None:
+        with pytest.raises(PeerGone):
+            channel.send(m.End(1))
+        ended.append(True)
+
+    waiting = threading.Thread(target=patient)
+    waiting.start()
+    while not channel._sending.locked():
+        time.sleep(0.001)
+    began_s = time.monotonic()
+    with pytest.raises(PeerGone, match="took nothing"):
+        channel.send(m.End(2), patience_s=0.01)
+    waiting.join()
+    assert ended
+    assert time.monotonic() - began_s < SEND_TIMEOUT_S / 2
+    channel.close()
+    theirs.close()

@@ -1,6 +1,8 @@
 """What a destination does with sources that do what they should, and with those that do not."""
 
+import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from hand_source import WAIT_S, HandSource, random_kv
 from kvferry.integrations.handoff import messages as m
 from kvferry.integrations.handoff import rooms, scattering
 from kvferry.integrations.handoff.arrival import Arrival
+from kvferry.integrations.handoff.channel import SEND_TIMEOUT_S
 from kvferry.integrations.handoff.destination import Destination
 from kvferry.integrations.handoff.errors import Corrupt, GivenUp
 from kvferry.integrations.transports.errors import (
@@ -989,6 +992,26 @@ def test_a_connection_that_breaks_the_protocol_ends_with_its_moves(stage, what):
         source.channel.receive(WAIT_S)
     failure(arrival, PeerGone)
     assert stage.pages() == QUARANTINED
+
+
+def test_a_source_that_does_not_read_holds_up_nobody(stage):
+    source = stage.source()
+    arrival, _, _ = stage.started(source)
+    (incoming,) = stage.destination._incoming
+    fill(incoming._channel._socket)
+    began_s = time.monotonic()
+    with pytest.raises(DeadlinePassed):
+        arrival.wait(0.0)
+    assert time.monotonic() - began_s < SEND_TIMEOUT_S / 2
+    until(lambda: not stage.destination._incoming)
+    assert stage.pages() == QUARANTINED
+
+
+def fill(connection: socket.socket) -> None:
+    """Until it takes no more."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            connection.send(bytes(65536), socket.MSG_DONTWAIT)
 
 
 def test_without_a_thread_for_it_a_connection_is_refused_and_the_next_is_not(stage, monkeypatch):
