@@ -1014,6 +1014,17 @@ def fill(connection: socket.socket) -> None:
             connection.send(bytes(65536), socket.MSG_DONTWAIT)
 
 
+def test_a_mistake_in_reading_ends_a_connection_with_its_moves(stage, monkeypatch):
+    source = stage.source()
+    arrival, _, _ = stage.started(source)
+    (incoming,) = stage.destination._incoming
+    monkeypatch.setattr(incoming._channel, "_decoder", None)
+    source.say(m.Want(0, 0))
+    failure(arrival, PeerGone, "AttributeError")
+    until(lambda: not stage.destination._incoming)
+    assert stage.pages() == QUARANTINED
+
+
 def test_without_a_thread_for_it_a_connection_is_refused_and_the_next_is_not(stage, monkeypatch):
     start = threading.Thread.start
 
