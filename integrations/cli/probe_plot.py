@@ -62,8 +62,9 @@ def draw(found: Sequence[Finding], file: Path) -> None:
             axes, [one for one in found if one.measured.transport == transport], list(hosts), colours, norm
         )
         axes.set_title(transport, fontsize=11, loc="left")
-        axes.set_xticks(range(len(hosts)), hosts.values(), fontsize=9, rotation=30, ha="right")
-        axes.set_yticks(range(len(hosts)), [] if number else hosts.values(), fontsize=9)
+        shown = {"fontsize": 9, "parse_math": False}  # a name may have a $
+        axes.set_xticks(range(len(hosts)), hosts.values(), rotation=30, ha="right", **shown)
+        axes.set_yticks(range(len(hosts)), [] if number else hosts.values(), **shown)
     text(EDGE, below + side + 0.15, "from", fontsize=10)
     text(EDGE, below - 0.2, "to", fontsize=10)
     bar = axes_at(left + len(transports) * (side + GAP) - 0.2, below, 0.16, side)
