@@ -1,6 +1,7 @@
 """`kvferry probe`: agents on the hosts, and what they find of the paths between them."""
 
 import asyncio
+import logging
 import math
 from pathlib import Path
 from typing import Annotated
@@ -12,9 +13,11 @@ from kvferry.integrations.cli.errors import CommandError, UsageError
 from kvferry.integrations.cli.models_call import AsJson, Namespace, Redis
 from kvferry.integrations.cli.probe_claims import Claims, known_class
 from kvferry.integrations.cli.probe_hosts import DEFAULT_PORT, addresses_of
+from kvferry.integrations.cli.probe_outputs import Outputs
 from kvferry.integrations.cli.probe_run import Asked, Runs
 from kvferry.integrations.probe.agent import serve as serve_agent
 from kvferry.integrations.probe.run import Scope
+from kvferry.integrations.sglang.describe import node_of
 from kvferry.integrations.transports.registry import names
 from kvferry.models.toml_file import ConfigError, UnknownNameError
 
@@ -33,6 +36,9 @@ The exit code is 1 when a path cannot be measured, or does not meet the class of
 
 Example: kvferry probe run --peers 10.0.0.2,10.0.0.5 --expect tcp_25g --toml paths.toml --plot paths.png
 """
+# Fewer sizes tell no two regimes from each other; more bytes than that no machine has.
+LEAST_MIB, MOST_MIB = 1.0, 2.0**20
+MOST_BUDGET_S = 3600.0
 Token = Annotated[
     str | None,
     typer.Option(metavar="SECRET", envvar="KVFERRY_PROBE_TOKEN", help="What agents ask for, if they do."),
@@ -75,6 +81,11 @@ def serve(
     def ready(bound: int) -> None:
         where = f"[{host}]" if ":" in host else host
         console.print(f"kvferry probe agent on {where}:{bound}", markup=False)
+        if node_of(host) == "localhost":
+            console.print("Only this machine can reach it; --host ADDRESS lets others.", markup=False)
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("kvferry.probe").setLevel(logging.INFO)
 
     try:
         asyncio.run(
@@ -102,8 +113,9 @@ def run(
     claim: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[SRC,DST,][TRANSPORT=]CLASS",
-            help="What paths claim to be. Repeatable. Default: what a router would take them for.",
+            metavar="CLAIM",
+            help="What paths claim to be: CLASS, TRANSPORT=CLASS, SRC,DST=CLASS or SRC,DST,TRANSPORT=CLASS. "
+            "Repeatable. Default: what a router would take them for.",
         ),
     ] = None,
     expect: Annotated[
@@ -132,23 +144,28 @@ def run(
     for flag, value in (("--budget", budget), ("--watch", watch), ("--largest-mib", largest_mib)):
         if value is not None and not 0.0 < value < math.inf:
             raise UsageError(f"{flag} {value:g}: give more than 0")
+    if not LEAST_MIB <= largest_mib <= MOST_MIB:
+        raise UsageError(f"--largest-mib {largest_mib:g}: give {LEAST_MIB:g} to {MOST_MIB:,.0f}")
+    if budget > MOST_BUDGET_S:
+        raise UsageError(f"--budget {budget:g}: give at most {MOST_BUDGET_S:g}")
+    if not namespace:
+        raise UsageError("--namespace '': give a name, the one that the routers have")
     chosen = tuple(part.strip() for part in transports.split(",")) if transports is not None else None
     if unknown := [name for name in chosen or () if name not in names()]:
         raise UsageError(f"--transports: no transport {unknown[0]!r}: there are {', '.join(names())}")
+    if chosen and (twice := sorted({name for name in chosen if chosen.count(name) > 1})):
+        raise UsageError(f"--transports: given more than once: {', '.join(twice)}")
     try:
         claims = Claims.load(claim or (), config)
         asked = Asked(
             addresses=addresses_of(peers),
             transports=chosen,
-            scope=Scope(max(4096, int(largest_mib * 2**20)), repeat, budget),
+            scope=Scope(int(largest_mib * 2**20), repeat, budget),
             token=token,
             device=device,
             claims=claims,
             expect=known_class(expect, claims.links, "--expect") if expect is not None else None,
-            redis=redis,
-            namespace=namespace,
-            toml=toml,
-            plot=plot,
+            outputs=Outputs(toml, plot, redis, namespace, claims.links),
             watch_s=watch,
             as_json=as_json,
         )

@@ -1,7 +1,8 @@
 """What was measured on a path, held against what it claims and what it was before."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from kvferry.integrations.cli.probe_claims import Claims
@@ -16,6 +17,11 @@ from kvferry.models.paths.settled import settled
 from kvferry.models.paths.words import gb_s
 
 Key = tuple[str, str, str]
+# Of `--json`, beside those of the report.
+FURTHER = (
+    "met", "expected", "looks_like", "checks", "changed", "contention", "split_bytes", "first_beta_gb_s",
+    "moves", "error",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +47,9 @@ class Finding:
             return f"{one.src} to {one.dst} over {one.transport}: not measured: {self.error}"
         line = self.report.line
         if self.judgement is not None and self.fitted is not None and not self.judgement.checks:
-            rate = gb_s(self.fitted.curve.beta_bytes_per_s)
-            line = replace(self.report, verdict=f"{rate}, {self.report.verdict}").line
+            rate = self.fitted.curve.beta_bytes_per_s
+            if math.isfinite(rate):
+                line = replace(self.report, verdict=f"{gb_s(rate)}, {self.report.verdict}").line
         return f"{line}; not all was measured: {self.error}" if self.error else line
 
     @property
@@ -54,28 +61,37 @@ class Finding:
         return one.claimed_class, one.met, self.expected, self.error is None
 
     def told(self) -> dict[str, Any]:
-        """For `--json`."""
+        """For `--json`: every field of every path, None where it is not known or not finite."""
         one = self.measured
-        if self.report is None or self.judgement is None or self.fitted is None:
-            return {
-                "src": one.src, "dst": one.dst, "transport": one.transport,
-                "claimed_class": self.claimed_class, "verdict": "not measured", "met": False,
-                "expected": self.expected, "error": self.error,
-            }  # fmt: skip
-        curve = self.fitted.curve
-        return {
-            **asdict(self.report),
-            "met": self.judgement.met,
+        told: dict[str, Any] = {
+            **dict.fromkeys((*(field.name for field in fields(PathReport)), *FURTHER)),
+            "src": one.src,
+            "dst": one.dst,
+            "transport": one.transport,
+            "claimed_class": self.claimed_class,
+            "verdict": "not measured",
+            "met": False,
             "expected": self.expected,
-            "looks_like": self.judgement.looks_like,
-            "checks": list(self.judgement.checks),
-            "changed": None if self.change is None else self.change.slower,
-            "contention": self.fitted.contention,
-            "split_bytes": curve.split_bytes if curve.two_regimes else None,
-            "first_beta_gb_s": curve.first_beta_bytes_per_s / 1e9 if curve.two_regimes else None,
             "moves": len(one.samples),
             "error": self.error,
         }
+        if self.report is not None and self.judgement is not None and self.fitted is not None:
+            curve = self.fitted.curve
+            told |= {
+                **asdict(self.report),
+                "beta_gb_s": curve.beta_bytes_per_s / 1e9,
+                "met": self.judgement.met,
+                "looks_like": self.judgement.looks_like,
+                "checks": list(self.judgement.checks),
+                "changed": None if self.change is None else self.change.slower,
+                "contention": self.fitted.contention,
+                "split_bytes": curve.split_bytes if curve.two_regimes else None,
+                "first_beta_gb_s": curve.first_beta_bytes_per_s / 1e9 if curve.two_regimes else None,
+            }
+        unknown = [
+            key for key, value in told.items() if isinstance(value, float) and not math.isfinite(value)
+        ]
+        return told | dict.fromkeys(unknown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from kvferry.integrations.redis.url import StoreError
 from kvferry.models.link_catalogue import load_links, load_rules
 from kvferry.models.paths.curve import Curve
 from kvferry.models.paths.fit import Fit
-from kvferry.models.paths.probed import Probed, toml_of_probed
+from kvferry.models.paths.override import rules_of, toml_of
+from kvferry.models.paths.probed import SOURCE, Probed, toml_of_probed
 from kvferry.models.toml_file import ConfigError
 from kvferry.policy.link import PathClass
 
@@ -58,14 +59,31 @@ def in_file(file: Path) -> dict[Key, Fit]:
         raise CommandError(f"--toml: {error}") from None
 
 
-def write(file: Path, found: Sequence[Probed], links: Mapping[str, PathClass]) -> None:
-    """CommandError when that fails; the file is whole or as it was."""
+def write(file: Path, found: Sequence[Probed], links: Mapping[str, PathClass], *, whole: bool = True) -> None:
+    """CommandError when that fails; the file is complete or as it was. Not `whole`: other paths that it has
+    stay."""
     new = file.with_name(f".{file.name}.new")
     try:
-        new.write_text(HEADER + toml_of_probed(found, links), encoding="utf-8")
+        others = "" if whole else _others(file, {one.key for one in found})
+        new.write_text(HEADER + toml_of_probed(found, links) + others, encoding="utf-8")
         new.replace(file)
     except OSError as error:
         raise CommandError(f"cannot write {file}: {error.strerror or error}") from None
+    except ConfigError as error:
+        raise CommandError(f"cannot write {file}: {error}") from None
+
+
+def _others(file: Path, keys: set[Key]) -> str:
+    if not file.exists():
+        return ""
+    links, rules = load_links(file), []
+    for rule in load_rules(file):
+        if rule.src_host and rule.dst_host and rule.transport and rule.path in links:
+            key = (rule.src_host[0], rule.dst_host[0], rule.transport)
+            if key not in keys and links[rule.path].source.startswith(SOURCE):
+                rules.append(rule)
+    classes = toml_of(links[name] for name in dict.fromkeys(rule.path for rule in rules))
+    return f"\n{classes}\n{rules_of(rules)}"
 
 
 async def _with(url: str, namespace: str, work: Callable[[Store], Awaitable[T]]) -> T:

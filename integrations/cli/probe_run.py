@@ -2,20 +2,17 @@
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-
-from rich.console import Console
+from dataclasses import dataclass
 
 from kvferry.integrations.cli.errors import CommandError
 from kvferry.integrations.cli.probe_claims import Claims
 from kvferry.integrations.cli.probe_findings import Finding, Judge, Key, to_keep
-from kvferry.integrations.cli.probe_former import in_file, in_store, tell, write
-from kvferry.integrations.cli.probe_hosts import Host, described
-from kvferry.integrations.cli.probe_plot import draw
+from kvferry.integrations.cli.probe_former import in_file, in_store
+from kvferry.integrations.cli.probe_hosts import Agents, Host, described
+from kvferry.integrations.cli.probe_outputs import Outputs, check_plot
+from kvferry.integrations.cli.probe_said import Said, about, say
 from kvferry.integrations.cli.probe_table import paths_table
 from kvferry.integrations.learning.progress import progress
 from kvferry.integrations.probe.measured import Measured
@@ -37,101 +34,120 @@ class Asked:
     device: str
     claims: Claims
     expect: str | None
-    redis: str | None
-    namespace: str
-    toml: Path | None
-    plot: Path | None
+    outputs: Outputs
     watch_s: float | None
     as_json: bool
 
 
-@dataclass(slots=True)
 class Runs:
     """One probe after the other, each held against the ones before."""
 
-    asked: Asked
-    before: dict[Key, Probed] = field(default_factory=dict)
-    written: dict[Key, Fit] = field(default_factory=dict)
-    states: dict[Key, tuple[object, ...]] = field(default_factory=dict)
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.said = Said(further=bool(asked.outputs))
+        self.before: dict[Key, Probed] = {}
+        self.written: dict[Key, Fit] = {}
+        self.states: dict[Key, tuple[object, ...]] = {}
+        self.told: set[str] = set()
+        self.rounds = 0
 
     async def all(self) -> None:
-        """CommandError when a path has no figures, or does not meet what was expected."""
-        asked = self.asked
-        self.written = in_file(asked.toml) if asked.toml else {}
-        if asked.redis:
-            self.before = await in_store(asked.redis, asked.namespace, _complain)
+        """CommandError when a path has no figures, does not meet what was expected, or cannot be written."""
+        asked, outputs = self.asked, self.asked.outputs
+        if outputs.plot is not None:
+            check_plot(outputs.plot)
+        self.written = in_file(outputs.toml) if outputs.toml else {}
+        if outputs.redis:
+            self.before = await in_store(outputs.redis, outputs.namespace, _complain)
         while True:
             began_s = time.monotonic()
             found = await self._once()
             if asked.watch_s is None:
-                return _check(found, asked.expect)
+                return _check(found, asked.expect, outputs.failed)
             await asyncio.sleep(max(0.0, asked.watch_s - (time.monotonic() - began_s)))
 
     async def _once(self) -> list[Finding]:
-        asked = self.asked
-        hosts = await described(asked.addresses, asked.token)
-        with progress("probing") as bar:
+        asked, one = self.asked, _Round([], [])
+        agents = await described(asked.addresses, asked.token)
+        transports = asked.transports or agents.transports
+        paths = len(transports) * len(agents.hosts) * (len(agents.hosts) - 1)
+        self._announce(agents, asked.claims.check(agents, transports), paths)
+        judge = Judge(asked.claims, agents.hosts, asked.expect)
 
-            def moved(now: Progress) -> None:
-                share = min(now.spent_s / now.budget_s, 1.0) if now.budget_s > 0.0 else 0.0
-                bar(now.path - 1 + share, now.paths)
+        def moved(now: Progress) -> None:
+            share = min(now.spent_s / now.budget_s, 1.0) if now.budget_s > 0.0 else 0.0
+            bar(now.path - 1 + share, now.paths)
 
-            measured = await probe(
-                asked.addresses,
-                asked.transports,
-                scope=asked.scope,
-                token=asked.token,
-                device=asked.device,
-                progress=moved,
-            )
-        found = self._judged(measured, Judge(asked.claims, hosts, asked.expect))
-        self._show(found)
-        await self._leave(found, hosts)
-        if asked.plot is not None:
-            draw(found, asked.plot)  # last: what was measured is not lost for want of matplotlib
-        return found
+        try:
+            with progress("probing") as bar:
+                await probe(
+                    asked.addresses,
+                    transports,
+                    scope=asked.scope,
+                    token=asked.token,
+                    device=asked.device,
+                    progress=moved,
+                    done=lambda measured: self._measured(measured, judge, one),
+                )
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            if one.found:
+                say(f"interrupted: {len(one.found)} of {paths} paths were measured")
+                await self._leave(one, agents.hosts, whole=False)
+            raise
+        await self._leave(one, agents.hosts, whole=True)
+        return one.found
 
-    def _judged(self, measured: Sequence[Measured], judge: Judge) -> list[Finding]:
-        found, now_s = [], time.time()
-        for one in measured:
-            src, dst = judge.hosts[one.src_address], judge.hosts[one.dst_address]
-            key = (src.names[0], dst.names[0], one.transport)
-            stored = self.before.get(key)
-            former = stored.fitted if stored is not None else self.written.get(key)
-            found.append(judge.found(one, former, now_s))
-        return found
+    def _announce(self, agents: Agents, word: str | None, paths: int) -> None:
+        for what in (*agents.silent.values(), *([word] if word else [])):
+            if what not in self.told:
+                say(what)
+        self.told = {*agents.silent.values(), *([word] if word else [])}
+        if not self.rounds:
+            budget_s = self.asked.scope.budget_s
+            say(f"{paths} paths of up to about {about(budget_s)} each: {about(paths * budget_s)} at most")
+        self.rounds += 1
 
-    def _show(self, found: Sequence[Finding]) -> None:
-        news = [one for one in found if one.change or self.states.get(_path(one)) != one.state]
-        first, self.states = not self.states, {_path(one): one.state for one in found}
-        if not news:
+    def _measured(self, measured: Measured, judge: Judge, one: "_Round") -> None:
+        src, dst = judge.hosts[measured.src_address], judge.hosts[measured.dst_address]
+        key = (src.names[0], dst.names[0], measured.transport)
+        stored = self.before.get(key)
+        former = stored.fitted if stored is not None else self.written.get(key)
+        found = judge.found(measured, former, time.time())
+        one.found.append(found)
+        if found.change is None and self.states.get(_path(found)) == found.state:
             return
-        if self.asked.as_json:
-            print(json.dumps({"paths": [one.told() for one in news]}, allow_nan=False), flush=True)
-            return
-        console = Console(highlight=False)
-        stamp = "" if first else f"{time.strftime('%H:%M:%S')} "
-        for one in news:
-            console.print(f"{stamp}{one.line}", soft_wrap=True, markup=False)
-        if first:
-            console.print(paths_table(found))
+        self.states[_path(found)] = found.state
+        one.news.append(found)
+        if not self.asked.as_json:
+            stamp = "" if self.rounds == 1 else f"{time.strftime('%H:%M:%S')} "
+            self.said.line(f"{stamp}{found.line}")
 
-    async def _leave(self, found: Sequence[Finding], hosts: Mapping[str, Host]) -> None:
-        asked, kept = self.asked, to_keep(found, self.before)
-        self.before |= {one.key: one for one in kept}
-        if asked.toml is not None and kept:
-            write(asked.toml, kept, asked.claims.links)
-        if asked.redis is None:
-            return
-        if asked.device == "cpu" and (gpu := next((one.gpu for one in hosts.values() if one.gpu), "")):
-            _say(
-                f"routers are not told: host memory was measured where workers have a {gpu}; --device cuda:0"
-            )
-            return
-        await tell(asked.redis, asked.namespace, kept)
+    async def _leave(self, one: "_Round", hosts: Mapping[str, Host], *, whole: bool) -> None:
+        """What is to stay goes first: what is told may find nobody to read it."""
+        asked, kept = self.asked, to_keep(one.found, self.before)
+        self.before |= {each.key: each for each in kept}
+        gpu = next((host.gpu for host in hosts.values() if host.gpu), "")
+        host_memory = bool(gpu) and asked.device == "cpu"
+        if host_memory and asked.outputs.redis and self.rounds == 1:
+            say(f"routers are not told: host memory was measured where workers have a {gpu}; --device cuda:0")
+        await asked.outputs.leave(kept, whole=whole, store=not host_memory)
+        if one.news and asked.as_json:
+            told = {"paths": [each.told() for each in one.news]}
+            self.said.line(json.dumps(told, allow_nan=False))
+        elif self.rounds == 1 and one.found:
+            self.said.table(paths_table(one.found, self.said.width))
+        asked.outputs.draw(one.found)
 
 
-def _check(found: Sequence[Finding], expect: str | None) -> None:
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """`news`: those of `found` that are not as they were in the round before."""
+
+    found: list[Finding]
+    news: list[Finding]
+
+
+def _check(found: Sequence[Finding], expect: str | None, unwritten: Mapping[str, str]) -> None:
     failed = [one for one in found if one.error is not None]
     if failed:
         raise CommandError(
@@ -140,6 +156,8 @@ def _check(found: Sequence[Finding], expect: str | None) -> None:
     missed = [one for one in found if one.expected is False]
     if missed:
         raise CommandError(f"{len(missed)} of {len(found)} paths do not meet {expect}: {_named(missed)}")
+    if unwritten:
+        raise CommandError(f"what was measured could not be written everywhere: {', '.join(unwritten)}")
 
 
 def _named(found: Sequence[Finding]) -> str:
@@ -153,8 +171,4 @@ def _path(one: Finding) -> Key:
 
 
 def _complain(field_name: str, what: str) -> None:
-    _say(f"passing over the probed path {field_name!r} in the store: {what}")
-
-
-def _say(what: str) -> None:
-    print(f"kvferry: {what}", file=sys.stderr)
+    say(f"passing over the probed path {field_name!r} in the store: {what}")

@@ -2,7 +2,11 @@
 
 import asyncio
 import contextlib
+import dataclasses
+import io
+import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -14,22 +18,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
-from kvferry.integrations.cli import probe_run
+from kvferry.integrations.cli import probe_outputs, probe_run
 from kvferry.integrations.cli.app import app
-from kvferry.integrations.cli.errors import run
-from kvferry.integrations.cli.probe_claims import Claims
-from kvferry.integrations.cli.probe_findings import Judge, to_keep
-from kvferry.integrations.cli.probe_hosts import Host, hosts_of
+from kvferry.integrations.cli.errors import CommandError, run
+from kvferry.integrations.cli.probe_claims import Claim, Claims
+from kvferry.integrations.cli.probe_findings import Finding, Judge, to_keep
+from kvferry.integrations.cli.probe_hosts import Host, agents_of, hosts_of
+from kvferry.integrations.cli.probe_table import paths_table
 from kvferry.integrations.probe.measured import Measured
 from kvferry.integrations.probe.messages import Described
 from kvferry.integrations.redis.connection import open_store
 from kvferry.integrations.redis.embedded import EmbeddedValkey
 from kvferry.integrations.redis.paths import PathBoard
 from kvferry.models.link_catalogue import load_links, load_rules
+from kvferry.models.paths.curve import Curve
+from kvferry.models.paths.fit import Fit
+from kvferry.models.paths.judge import judge
 from kvferry.models.paths.probed import Probed
+from kvferry.models.paths.report import report
 from kvferry.models.paths.sample import Sample
 
 PEERS = "10.0.0.2:8600,10.0.0.5:8600"
@@ -52,31 +65,34 @@ def samples(gb_s: float, rounds: int = 3, alpha_s: float = 60e-6, seed: int = 0)
 
 
 def described(name: str, host_id: str = "", gpus: tuple[str, ...] = ()) -> Described:
-    return Described(name, host_id or name, 2, 2**30, gpus, (), {}, {})
+    return Described(name, host_id or name, 2, 2**30, gpus, (), {"mooncake": ""}, {})
 
 
 class Cluster:
     """Agents that are not there: the moves of each path, and what was asked."""
 
     def __init__(self) -> None:
-        self.agents: dict[str, Described | None] = {
+        self.agents: dict[str, Described | str] = {
             "10.0.0.2:8600": described("cpu-2"),
             "10.0.0.5:8600": described("cpu-5"),
         }
         self.moves: dict[str, tuple[Sample, ...]] = {"cpu-2": samples(2.2), "cpu-5": samples(2.2, seed=1)}
         self.errors: dict[str, str] = {}
-        self.transports = ("mooncake",)
+        self.transports: tuple[str, ...] = ("mooncake",)
         self.asked: list[Any] = []
         self.rounds = 0
+        self.told: list[Measured] = []
+        self.ends_after: int | None = None
+        self.end: BaseException = KeyboardInterrupt()
 
     async def describe(self, addresses: Any, token: str | None) -> Any:
-        return hosts_of({address: self.agents[address] for address in addresses})
+        return agents_of({address: self.agents[address] for address in addresses})
 
     async def probe(self, addresses: Any, transports: Any, **options: Any) -> list[Measured]:
         self.asked.append((tuple(addresses), transports, options))
         self.rounds += 1
-        names = {at: one.name if one else at for at, one in self.agents.items()}
-        return [
+        names = {at: at if isinstance(one, str) else one.name for at, one in self.agents.items()}
+        found = [
             Measured(
                 names[src], names[dst], transport, self.moves.get(names[src], ()), 5e-4, 1e-10, 3e-3,
                 self.errors.get(names[src]), src, dst,
@@ -86,6 +102,12 @@ class Cluster:
             for dst in addresses
             if src != dst
         ]  # fmt: skip
+        for one in found[: self.ends_after]:
+            self.told.append(one)
+            options["done"](one)
+        if self.ends_after is not None:
+            raise self.end
+        return found
 
 
 @pytest.fixture
@@ -183,6 +205,24 @@ def test_expect_is_the_exit_code(cluster: Cluster, capsys: Any) -> None:
         (["--transports", "carrier_pigeon"], "no transport 'carrier_pigeon'"),
         (["--budget", "0"], "more than 0"),
         (["--watch", "nan"], "more than 0"),
+        (["--budget", "1e9"], "at most 3600"),
+        (["--largest-mib", "0.01"], "give 1 to 1,048,576"),
+        (["--largest-mib", "1e300"], "give 1 to 1,048,576"),
+        (["--namespace", ""], "give a name"),
+        (["--transports", "nixl,mooncake,nixl"], "more than once: nixl"),
+        (["--peers", "a:1,::1:8600"], "as [::1]:8600"),
+        (["--claim", "rdma=tcp_25g"], "no transport 'rdma': there are local, mooncake, nixl"),
+        (["--claim", "cpu-2,cpu-5,rdma=tcp_25g"], "no transport 'rdma'"),
+        (["--claim", "mooncake,nixl=tcp_25g"], "are transports: a --claim for each"),
+        (
+            ["--claim", "cpu-2,cpu-9=tcp_25g", "--claim", "x,y=tcp_25g"],
+            "'cpu-2,cpu-9=tcp_25g', 'x,y=tcp_25g'",
+        ),
+        (["--claim", "cpu-2,nixl=tcp_25g"], "hosts are cpu-2 (10.0.0.2:8600), cpu-5 (10.0.0.5:8600)"),
+        (["--claim", "local=tcp_25g"], "no path for 'local=tcp_25g'"),
+        (["--claim", "nixl=tcp_25g", "--transports", "mooncake"], "no path for 'nixl=tcp_25g'"),
+        (["--plot", "paths.docx"], "ends in .png"),
+        (["--plot", "paths"], "ends in .png"),
     ],
 )
 def test_wrong_usage(cluster: Cluster, capsys: Any, words: list[str], say: str) -> None:
@@ -193,7 +233,12 @@ def test_wrong_usage(cluster: Cluster, capsys: Any, words: list[str], say: str) 
 
 @pytest.mark.parametrize(
     "words",
-    [["--toml", "{}/none/paths.toml"], ["--config", "{}/none.toml"], ["--redis", "redis://127.0.0.1:1"]],
+    [
+        ["--toml", "{}/none/paths.toml"],
+        ["--config", "{}/none.toml"],
+        ["--redis", "redis://127.0.0.1:1"],
+        ["--plot", "{}/none/paths.png"],
+    ],
 )
 def test_what_cannot_be_used_is_said_before_an_hour_is_measured(
     cluster: Cluster, capsys: Any, tmp_path: Path, words: list[str]
@@ -328,25 +373,156 @@ def test_a_watch_as_json_is_one_object_for_each_news(cluster: Cluster, capsys: A
     assert len(json.loads(line)["paths"]) == 2
 
 
+def test_a_path_is_told_when_it_is_measured_and_an_interrupt_keeps_it(
+    cluster: Cluster, capsys: Any, tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    file, words = tmp_path / "paths.toml", ["--claim", "tcp_25g"]
+    words += ["--toml", str(file), "--redis", redis_url, "--namespace", namespace]
+    assert call(*words) == 0
+    told = capsys.readouterr()
+    assert "2 paths of up to about 60 s each: 2 min at most" not in told.out
+    assert "2 paths of up to about 60 s each: 2 min at most" in told.err
+    cluster.moves, cluster.ends_after = {"cpu-2": samples(0.3)}, 1
+    assert call(*words) == 130
+    told = capsys.readouterr()
+    assert re.search("cpu-2 to cpu-5 over mooncake: 0.3", told.out)
+    assert "interrupted: 1 of 2 paths were measured" in told.err
+    rates = {rule.src_host: load_links(file)[rule.path].beta_bytes_per_s for rule in load_rules(file)[:2]}
+    assert rates["cpu-2", "10.0.0.2"] == pytest.approx(0.3e9, rel=0.05)
+    assert rates["cpu-5", "10.0.0.5"] == pytest.approx(2.2e9, rel=0.05)  # of the probe before
+    there = stored(redis_url, namespace)["cpu-2", "cpu-5", "mooncake"]
+    assert there.fitted.curve.beta_bytes_per_s == pytest.approx(0.3e9, rel=0.05)
+
+
+def test_an_interrupt_before_any_path_leaves_everything_as_it_was(
+    cluster: Cluster, capsys: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "paths.toml"
+    assert call("--toml", str(file)) == 0
+    before, cluster.ends_after = file.read_text(), 0
+    capsys.readouterr()
+    assert call("--toml", str(file), "--json") == 130
+    assert capsys.readouterr().out == ""
+    assert file.read_text() == before
+
+
+def test_a_line_is_out_before_the_next_path_is_measured(
+    cluster: Cluster, capsys: Any, monkeypatch: Any
+) -> None:
+    probe, seen = cluster.probe, []
+
+    async def probed(*args: Any, **options: Any) -> list[Measured]:
+        done = options.pop("done")
+
+        def tell(one: Measured) -> None:
+            done(one)
+            seen.append(capsys.readouterr().out)
+
+        return await probe(*args, done=tell, **options)
+
+    monkeypatch.setattr(probe_run, "probe", probed)
+    assert call("--claim", "tcp_25g") == 0
+    assert [text.split(":")[0] for text in seen] == [
+        "cpu-2 to cpu-5 over mooncake", "cpu-5 to cpu-2 over mooncake",
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_drawn_or_written_loses_nothing_else(
+    cluster: Cluster, capsys: Any, tmp_path: Path, monkeypatch: Any, redis_url: str, namespace: str
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise CommandError("the disk is full")
+
+    monkeypatch.setattr(probe_outputs, "draw", fails)
+    file, plot = tmp_path / "paths.toml", str(tmp_path / "paths.png")
+    words = ("--claim", "tcp_25g", "--redis", redis_url, "--namespace", namespace, "--plot", plot)
+    assert call("--toml", str(file), *words) == 1
+    told = capsys.readouterr()
+    assert "cpu-2 to cpu-5 over mooncake: 2.2 GB/s" in told.out
+    assert "--plot: the disk is full" in told.err
+    assert "could not be written everywhere: --plot" in told.err
+    assert len(load_rules(file)) > 2
+    assert len(stored(redis_url, namespace)) == 2
+    file.unlink()
+    monkeypatch.setattr(probe_outputs, "write", fails)
+    assert call("--toml", str(file), *words) == 1
+    assert len(stored(redis_url, namespace)) == 2
+
+
+def test_a_reader_that_has_left_takes_no_measurement_with_it(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "paths.toml"
+    for words, paths in ((["--toml", str(file)], 2), ([], 1)):
+        cluster.told.clear()
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "w") as closed, contextlib.redirect_stdout(closed):
+            assert call("--claim", "tcp_25g", *words) == 0
+        assert len(cluster.told) == paths
+    assert len([rule for rule in load_rules(file) if rule.names_hosts]) == 2
+
+
+def test_a_watch_outlives_a_store_that_goes_away(
+    cluster: Cluster, capsys: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    there: list[Any] = []
+
+    async def in_store(*_: Any) -> dict[Any, Any]:
+        return {}
+
+    async def tell(_: Any, __: Any, kept: Any) -> None:
+        if cluster.rounds in (2, 3):
+            raise CommandError("store redis://10.0.0.9: Connection refused")
+        if cluster.rounds == 6:
+            raise KeyboardInterrupt
+        there.append((cluster.rounds, len(kept)))
+
+    monkeypatch.setattr(probe_run, "in_store", in_store)
+    monkeypatch.setattr(probe_outputs, "tell", tell)
+    assert call("--watch", "0.01", "--redis", "redis://10.0.0.9") == 130
+    assert there == [(1, 2), (4, 2), (5, 2)]
+    err = capsys.readouterr().err
+    assert err.count("Connection refused") == 1
+    assert err.count("--redis: written again") == 1
+
+
+def test_an_agent_that_does_not_answer_is_told_once_with_what_to_do(
+    cluster: Cluster, capsys: Any, monkeypatch: Any
+) -> None:
+    why = "10.0.0.5:8600 refuses connections"
+    cluster.agents["10.0.0.5:8600"] = f"{why}: is 'kvferry probe serve' running there?"
+    cluster.transports = ("mooncake", "nixl")
+    cluster.moves, cluster.errors = {}, {"cpu-2": why, "10.0.0.5:8600": why}
+    assert call("--claim", "cpu-2,cpu-5=tcp_25g") == 1  # who does not answer may be cpu-5
+    told = capsys.readouterr()
+    assert told.err.count("is 'kvferry probe serve' running there") == 1
+    assert "--claim: no path for 'cpu-2,cpu-5=tcp_25g'" in told.err
+    assert told.out.count(f"not measured: {why}\n") == 4
+
+
+def test_one_agent_by_two_addresses_is_no_path(cluster: Cluster, capsys: Any) -> None:
+    same = msgspec.structs.replace(described("cpu-2"), agent_id="1f")
+    cluster.agents = dict.fromkeys(cluster.agents, same)
+    assert call() == 2
+    assert "10.0.0.2:8600 and 10.0.0.5:8600 are one agent" in capsys.readouterr().err
+    assert not cluster.asked
+
+
 def test_the_plot_is_a_picture(cluster: Cluster, capsys: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     cluster.transports = ("mooncake", "nixl")
     cluster.moves["cpu-5"] = samples(2.2)[:2]
     assert call("--plot", str(tmp_path / "paths.png")) == 1
     assert (tmp_path / "paths.png").read_bytes().startswith(b"\x89PNG")
-    assert call("--plot", str(tmp_path / "none" / "paths.png")) == 1
-    assert "cannot write" in capsys.readouterr().err
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(
     cluster: Cluster, capsys: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    toml = tmp_path / "paths.toml"
-    assert call("--plot", str(tmp_path / "paths.png"), "--toml", str(toml)) == 1
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    assert call("--plot", str(tmp_path / "paths.png")) == 1
     assert "pip install 'kvferry[plot]'" in capsys.readouterr().err
-    assert len(load_rules(toml)) > len(load_rules(None))
+    assert not cluster.asked
 
 
 def test_names_of_hosts_are_shown_as_they_are(cluster: Cluster, capsys: Any, tmp_path: Path) -> None:
@@ -390,8 +566,72 @@ def test_two_agents_on_one_host_are_one_host_and_the_slower_path_counts() -> Non
 
 
 def test_a_name_of_several_machines_names_none() -> None:
-    hosts = hosts_of({"10.0.0.1:1": described("n", "a"), "10.0.0.2:1": described("n", "b"), "c:1": None})
+    hosts = hosts_of({"10.0.0.1:1": described("n", "a"), "10.0.0.2:1": described("n", "b"), "c:1": "gone"})
     assert [host.names for host in hosts.values()] == [("10.0.0.1",), ("10.0.0.2",), ("c",)]
+
+
+def test_a_claim_may_say_the_address_that_peers_do(cluster: Cluster, capsys: Any) -> None:
+    assert call("--claim", "10.0.0.2:8600,10.0.0.5=tcp_25g", "--json") == 0
+    there, back = json.loads(capsys.readouterr().out)["paths"]
+    assert (there["claimed_class"], back["claimed_class"]) == ("tcp_25g", "tcp_100g")
+    hosts = hosts_of({f"127.0.0.1:{port}": described("vm", "id") for port in (1, 2)})
+    one, other = hosts.values()
+    claim = Claim.parse("127.0.0.1:1,127.0.0.1:2=tcp_25g")
+    assert (claim.fits(one, other, "nixl"), claim.fits(other, one, "nixl")) == (True, False)
+
+
+@given(
+    curve=st.builds(
+        Curve,
+        *[st.floats(0.0, 10.0) for _ in range(3)],
+        split_bytes=st.sampled_from([math.inf, 1e6]),
+        jump_s=st.floats(0.0, 10.0),
+        late_s_per_byte=st.floats(0.0, 10.0),
+        late_gamma_s=st.floats(0.0, 10.0),
+    ),
+    error=st.sampled_from([None, "gone"]),
+    ratio=st.sampled_from([math.inf, math.nan, 1.0]),
+)
+def test_json_of_any_curve_is_json_and_has_every_field(curve: Curve, error: Any, ratio: float) -> None:
+    fitted = Fit(curve, 0.1, ratio, ratio, 9)
+    links = load_links(None)
+    judgement = dataclasses.replace(judge(curve, "tcp_25g", links, False), ratio=ratio)
+    told = report("a", "b", "mooncake", fitted, judgement, 0.0, ratio)
+    one = Finding(Measured("a", "b", "mooncake"), "tcp_25g", error, fitted, judgement, told)
+    read = json.loads(json.dumps(one.told(), allow_nan=False))
+    bare = Finding(Measured("a", "b", "mooncake"), "tcp_25g", "gone").told()
+    assert read.keys() == bare.keys() >= FIELDS
+    assert {key for key in FIELDS if bare[key] is None} == FIELDS - {
+        "src", "dst", "transport", "claimed_class", "verdict",
+    }  # fmt: skip
+    if not math.isfinite(curve.beta_bytes_per_s):
+        assert read["beta_gb_s"] is None
+    for row in shown([one]).splitlines():
+        assert len(row) <= 80
+
+
+def shown(found: list[Finding]) -> str:
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(paths_table(found))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_long_names_keep_their_ends_and_leave_the_figures_whole() -> None:
+    curve = Curve(0.123, 1.0 / 12.34e9, 0.00456)
+    fitted = Fit(curve, 0.1, 0.1, None, 9)
+    judgement = judge(curve, "tcp_25g", load_links(None), False)
+    told = report("a", "b", "mooncake", fitted, judgement)
+    names = [f"gpu-node-{n}.rack.cluster.example.org:{port}" for n in (17, 18) for port in (8600, 8601)]
+    found = [
+        Finding(Measured(one, other, "mooncake"), "tcp_25g", None, fitted, judgement, told)
+        for one, other in itertools.permutations(names, 2)
+    ]
+    text = shown(found)
+    assert all(len(row) <= 80 for row in text.splitlines())
+    for figure in ("12.3", "123 ms", "4.56 ms", "10%", f"{judgement.ratio:.2g}"):
+        assert text.count(figure) >= len(found)
+    assert text.count("8600") == text.count("8601") == len(found)
 
 
 def test_what_says_more_of_a_claim_goes_first() -> None:
@@ -415,7 +655,7 @@ def test_two_agents_and_a_probe_as_people_start_them(tmp_path: Path) -> None:
     ]  # fmt: skip
     try:
         for port in ports:
-            _until(lambda port=port: "probe agent on" in (tmp_path / f"{port}").read_text())
+            _until(lambda port=port: "--host ADDRESS lets others" in (tmp_path / f"{port}").read_text())
         peers = ",".join(f"127.0.0.1:{port}" for port in ports)
         words = [*kvferry, "probe", "run", "--peers", peers, "--transports", "mooncake", "--largest-mib", "4"]
         words += ["--budget", "4", "--repeat", "2", "--json"]
@@ -426,6 +666,9 @@ def test_two_agents_and_a_probe_as_people_start_them(tmp_path: Path) -> None:
             (f"host-{one}", f"host-{other}") for one, other in (ports, ports[::-1])
         }
         assert all(one["beta_gb_s"] > 0.05 and one["claimed_class"].startswith("loopback") for one in told)
+        logged = (tmp_path / f"{ports[0]}").read_text()
+        assert "127.0.0.1 measures over mooncake with 4 MiB on cpu" in logged
+        assert "secret" not in logged
         del env["KVFERRY_PROBE_TOKEN"]
         done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 1

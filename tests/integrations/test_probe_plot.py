@@ -99,7 +99,7 @@ def test_names_lose_what_all_have_and_keep_their_ends() -> None:
     }  # fmt: skip
     assert list(shortened(LONG, 8).values()) == ["\u2026de-0012", "\u2026de-0112", "\u2026de-1112"]
     assert list(shortened(["10.0.0.1", "10.1.0.1"], 8).values()) == ["10.0.0.1", "10.1.0.1"]
-    assert list(shortened(["a-node-7", "b-node-7"], 4).values()) == ["a-node-7", "b-node-7"]
+    assert list(shortened(["a-node-7", "b-node-7"], 4).values()) == ["a\u2026-7", "b\u2026-7"]
     assert shortened([], 8) == {}
 
 
