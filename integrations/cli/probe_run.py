@@ -136,7 +136,8 @@ class Runs:
             self.said.line(json.dumps(told, allow_nan=False))
         elif self.rounds == 1 and one.found:
             self.said.table(paths_table(one.found, self.said.width))
-        asked.outputs.draw(one.found)
+        if whole or self.rounds == 1:  # else the plot of the round before has all paths
+            asked.outputs.draw(one.found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -406,6 +406,21 @@ def test_an_interrupt_before_any_path_leaves_everything_as_it_was(
     assert file.read_text() == before
 
 
+def test_a_watch_that_is_interrupted_midway_keeps_the_whole_plot(
+    cluster: Cluster, tmp_path: Path, monkeypatch: Any
+) -> None:
+    drawn: list[int] = []
+
+    def draw(found: Any, _: Path) -> None:
+        drawn.append(len(found))
+        cluster.ends_after = 1
+
+    monkeypatch.setattr(probe_outputs, "draw", draw)
+    pytest.importorskip("matplotlib")
+    assert call("--watch", "0.01", "--plot", str(tmp_path / "paths.png")) == 130
+    assert (cluster.rounds, drawn) == (2, [2])
+
+
 def test_a_line_is_out_before_the_next_path_is_measured(
     cluster: Cluster, capsys: Any, monkeypatch: Any
 ) -> None:
