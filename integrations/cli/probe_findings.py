@@ -19,8 +19,8 @@ from kvferry.models.paths.words import gb_s
 Key = tuple[str, str, str]
 # Of `--json`, beside those of the report.
 FURTHER = (
-    "met", "expected", "looks_like", "checks", "changed", "contention", "split_bytes", "first_beta_gb_s",
-    "moves", "error",
+    "met", "short", "expected", "looks_like", "checks", "changed", "contention", "split_bytes",
+    "first_beta_gb_s", "moves", "error",
 )  # fmt: skip
 
 
@@ -81,6 +81,7 @@ class Finding:
                 **asdict(self.report),
                 "beta_gb_s": curve.beta_bytes_per_s / 1e9,
                 "met": self.judgement.met,
+                "short": list(self.judgement.short),
                 "looks_like": self.judgement.looks_like,
                 "checks": list(self.judgement.checks),
                 "changed": None if self.change is None else self.change.slower,
