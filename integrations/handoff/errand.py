@@ -15,8 +15,7 @@ from kvferry.integrations.handoff.staged import portions, send_staged
 from kvferry.integrations.transports.errors import DeadlinePassed, PeerGone, Refused, TransportError, Wedged
 from kvferry.integrations.transports.kernels.fp8 import FP8
 from kvferry.integrations.transports.kernels.tensors import torch
-from kvferry.models.moves.choose import Form, PathCost, scattered_s, staged_s
-from kvferry.models.moves.chunks import MOST_DESCRIPTORS
+from kvferry.models.moves.choose import MOST_DESCRIPTORS, Form, PathCost, scattered_s, staged_s
 from kvferry.models.moves.pieces import Pieces
 from kvferry.models.moves.place import Place
 from kvferry.models.moves.plan import Move

@@ -4,11 +4,13 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvferry.models.moves.chunks import MOST_DESCRIPTORS
 from kvferry.models.moves.impossible import Impossible
 from kvferry.models.moves.pieces import Pieces
 from kvferry.models.moves.plan import Move
 from kvferry.models.moves.portions import portions_of
+
+# A Mooncake TCP lane holds 1024 + 1024 pending descriptors per peer and may never recover from more.
+MOST_DESCRIPTORS = 1024
 
 
 class Form(StrEnum):

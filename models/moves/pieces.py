@@ -30,10 +30,6 @@ class Pieces:
     def moved_bytes(self) -> int:
         return int(self.nbytes.sum())
 
-    def layer_of(self, index: int) -> int:
-        """The layer that must be computed before piece `index` may go."""
-        return int(np.searchsorted(self.layer_ends, index, side="right"))
-
     def part(self, start: int, end: int) -> "Pieces":
         """Pieces `start` to `end` - 1, as views."""
         return Pieces(

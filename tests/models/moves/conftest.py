@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kvferry.models.moves.chunks import cut
 from kvferry.models.moves.pieces import Pieces
 from kvferry.models.moves.place import Place
 from kvferry.models.moves.plan import Move
@@ -89,11 +88,10 @@ class Slow:
 
     @staticmethod
     def staged(move: Move, src: Buffers, dst: Buffers) -> None:
-        """Gather, the bulk write in chunks, scatter; the dtype does not change."""
+        """Gather, the bulk write, scatter; the dtype does not change."""
         near, far = Slow.empty(move.staging(move.src.dtype)), Slow.empty(move.staging(move.dst.dtype))
         Slow.apply(move.gather(), src, near)
-        for chunk in cut(move.bulk(), most_bytes=97):
-            Slow.apply(chunk.pieces, near, far)
+        Slow.apply(move.bulk(), near, far)
         Slow.apply(move.scatter(), far, dst)
 
 
